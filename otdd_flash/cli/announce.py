@@ -1,0 +1,56 @@
+"""What the command says on stderr about a run that is long or did not converge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings
+
+# a run expected to take longer is announced with what would shorten it
+LONG_SECONDS = 60.0
+
+
+def long_run(
+    seconds: float, src: LabelledDataset, tgt: LabelledDataset, settings: OTDDSettings
+) -> str:
+    """Say how long a run is expected to take and what would shorten it."""
+    # the solve grows with n m: this many samples a side take about half the limit
+    largest = max(len(src), len(tgt))
+    fewer = int((len(src) * len(tgt) * LONG_SECONDS / 2 / seconds) ** 0.5)
+    fewer = max(100, round(fewer, 1 - len(str(fewer))))
+    ways = [f"--max-samples {fewer}"] if fewer < largest else []
+    ways.append("a larger --epsilon or --tol")
+    if settings.device != "cpu" and not _has_gpu():
+        ways.append("a GPU")
+    elif settings.device == "cpu" and _has_gpu():
+        ways.append("--device cuda")
+    return (
+        f"{src.name} ({len(src):,}) x {tgt.name} ({len(tgt):,}): about {duration(seconds)} "
+        f"expected; shorter with {', '.join(ways[:-1])}{' or ' if ways[1:] else ''}{ways[-1]}"
+    )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def duration(seconds: float) -> str:
+    """Return a rough time for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def unconverged(result: OTDDResult) -> str:
+    """Say that a solve stopped early, how far it is off and what to do."""
+    settings = result.settings
+    return (
+        f"Warning: not converged: marginal error {result.marginal_error:.1e} after "
+        f"{result.passes} passes, wanted {settings.tol:g}; raise --max-passes (now "
+        f"{settings.max_passes}), --epsilon or --tol; the bounds hold as they are"
+    )

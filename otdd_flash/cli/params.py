@@ -1,0 +1,42 @@
+"""Types of option values that click does not have."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class MemorySize(click.ParamType):
+    """Bytes: ``1GB`` is 10^9, ``1GiB`` is 2^30, ``1000000`` is what it says."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(I?)B?\s*", str(value).upper())
+        if match is None or (match[3] and not match[2]):
+            self.fail(f"{value!r} is not a size; write 800MB, 1GB, 1.5GiB or a number of bytes")
+        size = int(float(match[1]) * (BINARY_UNITS if match[3] else UNITS)[match[2]])
+        if size < 1:
+            self.fail(f"{value!r} is less than one byte")
+        return size
+
+
+class Device(click.ParamType):
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``; whether it is there is checked by the command."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name in lower case."""
+        text = str(value).strip().lower()
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+            self.fail(f"{value!r} is not a device; expected auto, cpu, cuda or cuda:<number>")
+        return text

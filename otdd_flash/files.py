@@ -1,0 +1,65 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from otdd_flash.errors import SettingsError
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file beside ``path`` that takes its place when the block ends, and only then.
+
+    A block that raises, or a process that is killed, leaves whatever was at ``path`` before.
+
+    Raises:
+        OSError: the directory cannot be written, the disk is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        # an ordinary open, not mkstemp: the file gets the permissions of the user's umask
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(
+    path: str | Path,
+    what: str,  # how the caller names the path, for example "--output"
+    suffixes: tuple[str, ...],  # endings that are understood, for example (".npz",)
+) -> Path:
+    """Return ``path`` if a file can be written there, without leaving anything behind.
+
+    Raises:
+        SettingsError: an ending that is not understood, a directory that is missing or closed,
+            a directory where the file should be.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in suffixes:
+        raise SettingsError(f"{what} {path}: the name must end in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise SettingsError(f"{what} {path}: is a directory, expected a file name")
+    if not path.parent.is_dir():
+        raise SettingsError(f"{what} {path}: there is no directory {path.parent}; create it first")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise SettingsError(f"{what} {path}: the file is there and may not be overwritten")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"{what} {path}: cannot write to {path.parent} ({error.strerror})"
+        ) from error
+    return path

@@ -1,0 +1,240 @@
+"""Pictures of results, drawn with matplotlib's objects: no pyplot, no global state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from otdd_flash.files import written_whole
+from otdd_flash.png import COST_MAP, MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR, write_png
+from otdd_flash.sheets import is_coloured, is_image, pair_sheet
+from otdd_flash.types import LabelledDataset, OTDDResult
+
+DPI = 150
+SIZE = (11.0, 7.8)  # inches
+# named ticks on an axis; the names between them are left out
+MOST_TICKS = 25
+# numbers are written into heat maps of at most this many classes a side
+MOST_NUMBERS = 12
+PAIRS = 10  # strongest class pairs shown
+SAMPLES = 4  # images of each class of a pair
+SCATTER = 800  # points of a dataset in the scatter
+
+
+def plot_result(
+    result: OTDDResult,
+    src: LabelledDataset | None,  # None: no samples to show, as for a result read from a file
+    tgt: LabelledDataset | None,
+    path_or_figure: str | Path | Figure,
+) -> Figure:
+    """Draw label cost, class mass and the strongest class pairs in one picture.
+
+    Image-shaped data ((h, w), (c, h, w) or (h, w, c)) show samples of the strongest pairs, other
+    data a plane of principal components and the pairs' share of mass. A path is written whole or
+    not at all; a figure is drawn into and can be composed further.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if isinstance(path_or_figure, Figure):
+        figure = path_or_figure
+    else:
+        figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+    _draw(figure, result, src, tgt)
+    if not isinstance(path_or_figure, Figure):
+        kind = Path(path_or_figure).suffix.lstrip(".").lower() or "png"
+        with written_whole(path_or_figure) as file:
+            if kind == "png":
+                write_png(figure, file, DPI, is_coloured(src) or is_coloured(tgt))
+            else:
+                figure.savefig(file, format=kind, dpi=DPI)
+    return figure
+
+
+def _draw(
+    figure: Figure, result: OTDDResult, src: LabelledDataset | None, tgt: LabelledDataset | None
+) -> None:
+    source, target = result.source, result.target
+    state = "" if result.converged else ", NOT CONVERGED"
+    figure.suptitle(
+        f"{short(source.name, 40)} ({source.n:,}) to {short(target.name, 40)} ({target.n:,}): "
+        f"distance {result.distance:.5g}, eps {result.epsilon:.3g}{state}",
+        fontsize=13,
+    )
+    grid = figure.add_gridspec(2, 1, height_ratios=(5, 3.6))
+    maps = grid[0].subgridspec(1, 2)
+    cost, mass = _array(result.label_cost), _array(result.class_mass)
+    axes = figure.add_subplot(maps[0])
+    power = power_of_1000(cost)
+    unit = f", in units of $10^{{{power}}}$" if power else ""
+    title = f"squared distance between class laws{unit}"
+    _heat_map(axes, cost / 10.0**power, result, title, COST_MAP, "{:.3g}")
+    axes = figure.add_subplot(maps[1])
+    _heat_map(axes, 100 * mass, result, "mass moved, % of all", MASS_MAP, "{:.1f}")
+    pairs = strongest_pairs(mass)
+    below = grid[1]
+    if src is not None and tgt is not None and is_image(src) and is_image(tgt):
+        _image_pairs(figure, below, result, src, tgt, pairs)
+    elif src is not None and tgt is not None and src.dimension == tgt.dimension > 1:
+        halves = below.subgridspec(1, 2)
+        _scatter(figure.add_subplot(halves[0]), src, tgt, mass, pairs)
+        _bars(figure.add_subplot(halves[1]), result, mass, pairs)
+    else:
+        _bars(figure.add_subplot(below), result, mass, pairs)
+
+
+def strongest_pairs(
+    mass: np.ndarray,  # (Vx, Vy) >= 0
+    most: int = PAIRS,
+) -> list[tuple[int, int]]:  # (source class, target class), most mass first
+    """Return the class pairs that carry the most mass, leaving out 1 % of the largest and less."""
+    order = np.argsort(-mass, axis=None, kind="stable")[:most]
+    rows, columns = np.unravel_index(order, mass.shape)
+    pairs = zip(rows.tolist(), columns.tolist(), strict=True)
+    return [(row, column) for row, column in pairs if mass[row, column] > 0.01 * mass.max()]
+
+
+def power_of_1000(values: np.ndarray) -> int:
+    """Return 3k such that the largest value is in [1, 1000) times 10^3k, 0 where none is needed."""
+    largest = float(np.abs(values).max())
+    if not np.isfinite(largest) or largest == 0 or 0.1 <= largest < 1e4:
+        return 0
+    return 3 * math.floor(math.log10(largest) / 3)
+
+
+def _heat_map(
+    axes: Axes,
+    values: np.ndarray,  # (Vx, Vy)
+    result: OTDDResult,
+    title: str,
+    colours: str,
+    number: str,
+) -> None:
+    image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest")
+    axes.set_title(title, fontsize=11)
+    axes.set_ylabel(short(result.source.name, 30))
+    axes.set_xlabel(short(result.target.name, 30))
+    _name_ticks(axes.xaxis, result.target.class_names, rotation=45)
+    _name_ticks(axes.yaxis, result.source.class_names)
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+    bar.ax.tick_params(labelsize=8)
+    if max(values.shape) > MOST_NUMBERS:
+        return
+    low, high = float(values.min()), float(values.max())
+    for (row, column), value in np.ndenumerate(values):
+        dark = value < low + 0.55 * (high - low)
+        colour = "white" if dark else "black"
+        text = number.format(value)
+        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+
+
+def _name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
+    """Name every class, or every k-th where they would overlap."""
+    step = -(-len(names) // MOST_TICKS)
+    places = list(range(0, len(names), step))
+    size = 9 if len(places) <= 12 else 7
+    turned = {"rotation": rotation, "ha": "right", "rotation_mode": "anchor"} if rotation else {}
+    labels = [short(names[place], 16) for place in places]
+    axis.set_ticks(places, labels=labels, fontsize=size, **turned)
+
+
+def _image_pairs(
+    figure: Figure,
+    where: Any,
+    result: OTDDResult,
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    pairs: list[tuple[int, int]],
+) -> None:
+    """Draw samples of each pair: the source class above, the target class below."""
+    columns = PAIRS // 2
+    grid = where.subgridspec(2, columns)
+    mass = _array(result.class_mass)
+    for k, (row, column) in enumerate(pairs):
+        axes = figure.add_subplot(grid[k // columns, k % columns])
+        sheet = pair_sheet(src, row, tgt, column, SAMPLES)
+        axes.imshow(sheet, interpolation="nearest")
+        axes.axhline(len(sheet) / 2 - 0.5, color="white", linewidth=2)
+        title = f"{_pair(result, row, column)}\n{mass[row, column]:.1%} of the mass"
+        axes.set_title(title, fontsize=8.5)
+        axes.set_axis_off()
+
+
+def _scatter(
+    axes: Axes,
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    mass: np.ndarray,
+    pairs: list[tuple[int, int]],
+) -> None:
+    """Draw both datasets in the plane of their first two principal components."""
+    shown = [_thin(src), _thin(tgt)]
+    both = np.concatenate([points for points, _ in shown])
+    centre = both.mean(axis=0)
+    _, _, directions = np.linalg.svd(both - centre, full_matrices=False)
+    means = []
+    for (points, labels), data, colour, marker in zip(
+        shown, (src, tgt), (SOURCE_COLOUR, TARGET_COLOUR), ("o", "x"), strict=True
+    ):
+        plane = (points - centre) @ directions[:2].T
+        name = short(data.name, 24)
+        axes.scatter(
+            plane[:, 0],
+            plane[:, 1],
+            s=9,
+            c=colour,
+            marker=marker,
+            alpha=0.5,
+            linewidths=0.8,
+            label=name,
+        )
+        means.append({k: plane[labels == k].mean(axis=0) for k in np.unique(labels).tolist()})
+    for row, column in pairs:
+        if row in means[0] and column in means[1]:
+            ends = np.stack([means[0][row], means[1][column]])
+            width = 0.8 + 4 * mass[row, column] / mass.max()
+            axes.plot(*ends.T, color="black", linewidth=width, alpha=0.7, solid_capstyle="round")
+    axes.set_title("first two principal components, strongest pairs joined", fontsize=11)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=9, loc="best")
+
+
+def _thin(dataset: LabelledDataset) -> tuple[np.ndarray, np.ndarray]:
+    step = -(-len(dataset) // SCATTER)
+    return _array(dataset.points[::step]), dataset.labels[::step].cpu().numpy()
+
+
+def _bars(axes: Axes, result: OTDDResult, mass: np.ndarray, pairs: list[tuple[int, int]]) -> None:
+    """Draw the share of mass of the strongest pairs."""
+    values = [100 * mass[row, column] for row, column in pairs]
+    names = [_pair(result, row, column) for row, column in pairs]
+    bars = axes.barh(range(len(pairs)), values, color=SOURCE_COLOUR)
+    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    axes.set_yticks(range(len(pairs)), labels=names, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("% of all mass")
+    axes.set_title("strongest class pairs", fontsize=11)
+
+
+def _pair(result: OTDDResult, row: int, column: int) -> str:
+    names = result.source.class_names[row], result.target.class_names[column]
+    return f"{short(names[0], 16)} → {short(names[1], 16)}"
+
+
+def short(text: str, width: int) -> str:
+    """Return a text cut to ``width`` characters; ``$`` is kept from starting a formula."""
+    text = text if len(text) <= width else f"{text[: width - 1]}…"
+    return text.replace("$", r"\$")
+
+
+def _array(values: Any) -> np.ndarray:
+    return values.detach().cpu().double().numpy()

@@ -1,0 +1,238 @@
+"""Results as JSON, as a file, and as a table for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otdd_flash.errors import DataError, OTDDError
+from otdd_flash.files import written_whole
+from otdd_flash.types import DatasetSummary, OTDDResult, OTDDSettings, Transport
+
+# layout of the npz file; raised when a reader of the old layout would misread the new one
+FORMAT = 1
+ARRAYS = ("label_cost", "class_mass", "f", "g")
+# source classes listed in the table; the rest is in the JSON
+TABLE_ROWS = 30
+# width of the first column of the table
+LABEL = 11
+
+
+def plain(value: Any, finite: bool = True) -> Any:
+    """Return ``value`` in JSON's own types; ``finite`` turns NaN and infinity into None."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # not asdict: it deep-copies tensors
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: plain(getattr(value, name), finite) for name in names}
+    if isinstance(value, dict):
+        return {str(key): plain(item, finite) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item, finite) for item in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) or not finite else None
+    return str(value)
+
+
+def to_json(result: OTDDResult) -> dict[str, Any]:
+    """Return a result as one object of plain JSON types, without the potentials.
+
+    ``label_cost`` and ``class_mass`` are lists of Vx rows of Vy numbers, in the order of
+    ``source.class_names`` and ``target.class_names``. A number that is not finite becomes None.
+    """
+    keys = (
+        "source target distance squared squared_bounds transport epsilon mean_cost marginal_error "
+        "converged passes self_passes label_cost class_mass quantization_error seconds "
+        "peak_memory_bytes device settings versions notes"
+    )
+    return {key: plain(getattr(result, key)) for key in keys.split()}
+
+
+def save(result: OTDDResult, path: str | Path) -> None:
+    """Write a result, potentials included, as an npz file that is read without pickle.
+
+    The arrays are ``label_cost``, ``class_mass``, ``f`` and ``g`` (float64); everything else,
+    settings and versions included, is JSON text in the 0-d array ``header``.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    names = [field.name for field in dataclasses.fields(result) if field.name not in ARRAYS]
+    header = {"format": FORMAT, **{name: plain(getattr(result, name), False) for name in names}}
+    arrays: dict[str, Any] = {
+        name: getattr(result, name).detach().cpu().double().numpy() for name in ARRAYS
+    }
+    with written_whole(path) as file:
+        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+
+
+def load_result(path: str | Path) -> OTDDResult:
+    """Read a result that :func:`save` wrote.
+
+    Raises:
+        DataError: no such file, or a file that is not a whole result.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            header = json.loads(str(archive["header"]))
+            arrays: dict[str, Any] = {k: torch.from_numpy(archive[k]) for k in ARRAYS}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path}: not a whole result of otdd-flash; write one with `otdd compute --output`"
+        ) from error
+    version = header.pop("format", None)
+    if version != FORMAT:
+        raise DataError(
+            f"{path}: result file of format {version}, this version of otdd-flash reads {FORMAT}"
+        )
+    try:
+        return OTDDResult(**_revived(header), **arrays)
+    except (KeyError, TypeError, OTDDError) as error:
+        raise DataError(
+            f"{path}: written by another version of otdd-flash ({error}); compute it again"
+        ) from error
+
+
+def _revived(header: dict[str, Any]) -> dict[str, Any]:
+    """Turn the lists and objects of the header back into the fields' own types."""
+    fields = dict(header)
+    for side in ("source", "target"):
+        summary = dict(fields[side])
+        summary["class_names"] = tuple(summary["class_names"])
+        fields[side] = DatasetSummary(**summary)
+    fields["transport"] = Transport(**fields["transport"])
+    fields["settings"] = OTDDSettings(**fields["settings"])
+    for name in ("squared_bounds", "self_passes", "notes"):
+        fields[name] = tuple(fields[name])
+    return fields
+
+
+def conventions(settings: OTDDSettings) -> str:
+    """Say in one line what the cost is, what ``eps`` is measured in and what the distance is."""
+    terms = []
+    if settings.lambda_x:
+        terms.append(_scaled(settings.lambda_x, "||x - y||^2"))
+    if settings.lambda_y:
+        law = {"gaussian": "W2", "diagonal": "W2 (diagonal)", "means": "means"}
+        terms.append(_scaled(settings.lambda_y, f"{law[settings.label_distance]}[lx, ly]"))
+    cost = " + ".join(terms)
+    if settings.cost_scale != 1:
+        cost = f"{settings.cost_scale:g} ({cost})"
+    points = {"none": "", "unit": "; points in [0, 1]", "mnist": "; points standardised"}
+    root = "squared" if settings.convention == "microsoft" else "sqrt(squared)"
+    return f"C = {cost}{points[settings.normalize]}; eps in units of C; distance = {root}"
+
+
+def _scaled(factor: float, term: str) -> str:
+    return term if factor == 1 else f"{factor:g} {term}"
+
+
+def sampled(provenance: dict[str, Any]) -> str:
+    """Say how a subsample was drawn, or nothing when the dataset is whole."""
+    note = provenance.get("sampled")
+    if not note:
+        return ""
+    return f"{note['kept']:,} of {note['of']:,} samples, stratified by class, seed {note['seed']}"
+
+
+def summary(result: OTDDResult) -> str:
+    """Return the table that the command prints, without a final line break."""
+    parts = [_datasets(result), _values(result), _classes(result), _machine(result)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _datasets(result: OTDDResult) -> list[str]:
+    sides = (("source", result.source), ("target", result.target))
+    width = max(12, *(len(_short(side.name, 32)) for _, side in sides))
+    lines = [f"{'':<{LABEL}}{'dataset':<{width}}  {'n':>9}  {'d':>6}  {'classes':>7}"]
+    for role, side in sides:
+        line = f"{role:<{LABEL}}{_short(side.name, 32):<{width}}  {side.n:>9,}  {side.d:>6,}"
+        lines.append(f"{line}  {side.classes:>7,}")
+    for role, side in sides:
+        if sampled(side.provenance):
+            lines.append(f"{'sampled':<{LABEL}}{role}: {sampled(side.provenance)}")
+    return lines
+
+
+def _values(result: OTDDResult) -> list[str]:
+    low, high = result.squared_bounds
+    transport = result.transport
+    settings = result.settings
+    relative = isinstance(settings.epsilon, str) and settings.epsilon.strip().endswith("%")
+    given = f"{settings.epsilon.strip()} of" if relative else "given;"  # type: ignore[union-attr]
+    verdict = "converged" if result.converged else "NOT CONVERGED"
+    own = " + ".join(str(count) for count in result.self_passes)
+    kind = "debiased" if settings.debias else "not debiased"
+    rows = [
+        ("distance", f"{result.distance:.7g}"),
+        ("squared", f"{result.squared:.7g} ({kind}), between {low:.7g} and {high:.7g}"),
+        ("transport", f"lower {transport.lower:.7g} <= OT <= upper {transport.upper:.7g}"),
+        ("", f"entropic {transport.entropic:.7g}"),
+        ("epsilon", f"{result.epsilon:.5g} ({given} the mean cost {result.mean_cost:.5g})"),
+        (
+            "marginals",
+            f"L1 error {result.marginal_error:.1e} (tol {settings.tol:g}), {verdict} after "
+            f"{result.passes} passes (self terms {own})",
+        ),
+    ]
+    if result.quantization_error:
+        rows.append(
+            ("stored as", f"integers, which moves OT by <= {result.quantization_error:.1e}")
+        )
+    rows.append(("where", conventions(settings)))
+    lines = [f"{name:<{LABEL}}{text}" for name, text in rows]
+    return lines + [f"{'note':<{LABEL}}{note}" for note in result.notes]
+
+
+def _classes(result: OTDDResult) -> list[str]:
+    mass = result.class_mass.detach().cpu().double()
+    names = [_short(name, 28) for name in result.source.class_names]
+    width = max(12, *(len(name) for name in names[:TABLE_ROWS]))
+    other = max(12, *(len(_short(name, 28)) for name in result.target.class_names))
+    lines = [f"{'source class':<{width}}  {'nearest class':<{other}}  {'share':>6}"]
+    for row, name in enumerate(names[:TABLE_ROWS]):
+        total = float(mass[row].sum())
+        best = int(mass[row].argmax())
+        target = _short(result.target.class_names[best], 28) if total > 0 else "-"
+        share = f"{float(mass[row, best]) / total:.1%}" if total > 0 else "-"
+        lines.append(f"{name:<{width}}  {target:<{other}}  {share:>6}")
+    if len(names) > TABLE_ROWS:
+        lines.append(f"... and {len(names) - TABLE_ROWS} classes more (all are in --json)")
+    return lines
+
+
+def _machine(result: OTDDResult) -> list[str]:
+    stages = ", ".join(f"{name} {value:.1f}" for name, value in result.seconds.items())
+    memory = bytes_text(result.peak_memory_bytes)
+    return [
+        f"{'seconds':<{LABEL}}{stages}",
+        f"{'memory':<{LABEL}}{memory} at the peak, on {result.device}",
+    ]
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,75 @@
+"""Samples of image-shaped datasets side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from otdd_flash.types import LabelledDataset
+
+
+def is_image(dataset: LabelledDataset) -> bool:
+    """Tell whether a sample is (h, w), (c, h, w) or (h, w, c) with 1, 3 or 4 channels c."""
+    shape = dataset.sample_shape
+    if len(shape) == 2:
+        return min(shape) > 1
+    return len(shape) == 3 and (shape[0] in (1, 3, 4) or shape[2] in (1, 3, 4))
+
+
+def is_coloured(dataset: LabelledDataset | None) -> bool:
+    """Tell whether a sample has colours."""
+    shape = dataset.sample_shape if dataset is not None and is_image(dataset) else ()
+    return len(shape) == 3 and 1 not in (shape[0], shape[2])
+
+
+def _images(
+    dataset: LabelledDataset,
+    label: int,
+    count: int,
+) -> np.ndarray:  # (count, h, w, 3) float in [0, 1]; white where the class has too few samples
+    """Return the first samples of a class as pictures, grey or coloured."""
+    rows = (dataset.labels == label).nonzero().reshape(-1)[:count]
+    pictures = (
+        dataset.points[rows]
+        .detach()
+        .cpu()
+        .double()
+        .numpy()
+        .reshape(len(rows), *dataset.sample_shape)
+    )
+    if pictures.ndim == 3:
+        pictures = pictures[..., None]
+    elif dataset.sample_shape[2] not in (1, 3, 4):
+        pictures = np.moveaxis(pictures, 1, -1)
+    if str(dataset.points.dtype) == "torch.uint8":
+        pictures = pictures / 255
+    else:
+        low, high = pictures.min(), pictures.max()
+        pictures = (pictures - low) / (high - low) if high > low else 0 * pictures
+    shown = np.ones((count, *pictures.shape[1:3], 3))
+    # one channel is spread over three; an alpha channel is left out
+    shown[: len(rows)] = pictures[..., :3]
+    return shown
+
+
+def pair_sheet(
+    src: LabelledDataset,
+    row: int,  # class of src
+    tgt: LabelledDataset,
+    column: int,  # class of tgt
+    count: int,
+) -> np.ndarray:  # (2 side, count * side, 3) float in [0, 1]
+    """Return ``count`` samples of a source class above as many of a target class."""
+    upper, lower = _images(src, row, count), _images(tgt, column, count)
+    side = max(*upper.shape[1:3], *lower.shape[1:3])
+    tiles = np.concatenate([_fit(upper, side), _fit(lower, side)])
+    return tiles.reshape(2, count, side, side, 3).swapaxes(1, 2).reshape(2 * side, -1, 3)
+
+
+def _fit(pictures: np.ndarray, side: int) -> np.ndarray:
+    """Enlarge pictures by a whole factor and centre them on white squares of ``side``."""
+    factor = max(1, side // max(pictures.shape[1:3]))
+    pictures = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+    squares = np.ones((len(pictures), side, side, 3))
+    top, left = ((side - extent) // 2 for extent in pictures.shape[1:3])
+    squares[:, top : top + pictures.shape[1], left : left + pictures.shape[2]] = pictures
+    return squares

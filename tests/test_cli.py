@@ -1,0 +1,352 @@
+"""The command without a computation: help, options, errors, progress, what is printed where."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+from fakes import fake_images, fake_result
+
+from otdd_flash.cli import main, progress
+from otdd_flash.cli.announce import duration
+from otdd_flash.cli.compute import compute
+from otdd_flash.cli.params import Device, MemorySize
+from otdd_flash.errors import DataError
+from otdd_flash.results import load_result
+from otdd_flash.types import OTDDSettings, Progress
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["compute", *map(str, arguments)])
+
+
+def refused(result, *pieces):
+    """Assert one clear line on stderr, exit code 2, no traceback, an empty stdout."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("Error: "), result.stderr
+    for piece in pieces:
+        assert piece in lines[0], (piece, lines[0])
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """Replace loading and computing by made-up values that a test may change."""
+    made = types.SimpleNamespace(
+        result=fake_result(), seconds=1.0, sampled=None, error=None, seen=[], loads=[], size=5
+    )
+
+    def load(spec, **options):
+        made.loads.append((spec, options))
+        data = fake_images(per_class=made.size)
+        if made.sampled:
+            data.provenance["sampled"] = made.sampled
+        object.__setattr__(data, "name", spec)
+        return data
+
+    def steps(src, tgt, settings, *, potentials=None):
+        made.seen.append(settings)
+        yield Progress("class laws", 1, 2)
+        if made.error is not None:
+            raise made.error
+        yield Progress("class laws", 2, 2)
+        yield Progress("solve", 7, None, "error 3.2e-03")
+        return made.result
+
+    fakes = {
+        "otdd_flash.datasets": {"load": load},
+        "otdd_flash.otdd": {"steps": steps, "estimate_seconds": lambda *_: made.seconds},
+    }
+    for name, content in fakes.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+# --- help and version
+
+
+def test_help_shows_every_option_with_help_text_and_examples():
+    text = run("--help").stdout
+    for option in compute.params:
+        if isinstance(option, click.Option):
+            assert option.opts[-1] in text and option.help, option.name
+    for piece in ("Examples:", "otdd compute mnist-mini fashion-mnist-mini", "SRC TGT", "default"):
+        assert piece in text
+    assert main.get_help(click.Context(main)).count("compute")
+
+
+def test_option_defaults_are_those_of_the_settings():
+    settings = OTDDSettings()
+    for option in compute.params:
+        if hasattr(settings, option.name) and option.name != "memory_budget":
+            assert option.default == getattr(settings, option.name), option.name
+
+
+def test_version_and_module_run():
+    for command in (["--version"], ["--help"]):
+        out = subprocess.run(
+            [sys.executable, "-m", "otdd_flash", *command], capture_output=True, text=True
+        )
+        assert out.returncode == 0 and "otdd" in out.stdout and out.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compute", "--help"], ["compute", "a"]])
+def test_help_and_usage_errors_do_not_wait_for_torch(arguments):
+    code = (
+        "import sys\nfrom otdd_flash.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nfinally:\n"
+        "    assert not {'torch', 'numpy', 'matplotlib', 'tqdm'} & set(sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert out.returncode == (2 if arguments == ["compute", "a"] else 0), out.stderr
+    assert "Traceback" not in out.stderr
+
+
+# --- refused before anything is read
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pieces"),
+    [
+        (["mnist-mini"], ["Missing argument 'TGT'", "otdd compute --help"]),
+        (["a", "b", "c"], ["unexpected extra argument"]),
+        (["a", "b", "--no-such"], ["No such option"]),
+        (["a", "b", "--epsilon", "abc"], ["epsilon", "'abc'", "such as 1%"]),
+        (["a", "b", "--epsilon", "0"], ["epsilon"]),
+        (["a", "b", "--epsilon=-0.1"], ["epsilon"]),
+        (["a", "b", "--epsilon", "nan"], ["epsilon"]),
+        (["a", "b", "--max-samples", "0"], ["--max-samples", "x>=1"]),
+        (["a", "b", "--max-samples", "many"], ["--max-samples"]),
+        (["a", "b", "--max-passes", "0"], ["--max-passes"]),
+        (["a", "b", "--seed", "-1"], ["--seed"]),
+        (["a", "b", "--tol", "0"], ["--tol"]),
+        (["a", "b", "--tol", "nan"], ["tol"]),
+        (["a", "b", "--lambda-x", "-1"], ["--lambda-x"]),
+        (["a", "b", "--lambda-x", "0", "--lambda-y", "0"], ["both 0"]),
+        (["a", "b", "--label-distance", "exactly"], ["--label-distance", "gaussian"]),
+        (["a", "b", "--normalize", "all"], ["--normalize"]),
+        (["a", "b", "--convention", "geomloss"], ["--convention"]),
+        (["a", "b", "--device", "tpu"], ["--device", "'tpu'", "cuda:<number>"]),
+        (["a", "b", "--memory-budget", "lots"], ["--memory-budget", "'lots'", "1GB"]),
+        (["a", "b", "--memory-budget", "0"], ["--memory-budget"]),
+    ],
+)
+def test_bad_options_are_one_line(computed, arguments, pieces):
+    refused(run(*arguments), *pieces)
+    assert not computed.loads
+
+
+def test_an_unknown_command_is_one_line():
+    refused(CliRunner().invoke(main, ["compote", "a", "b"]), "compote")
+    refused(CliRunner().invoke(main, ["--no-such"]), "--no-such")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "piece"),
+    [
+        ("--output", "r.txt", "must end in .npz"),
+        ("--output", "no/r.npz", "there is no directory"),
+        ("--output", "folder.npz", "is a directory"),
+        ("--plot", "r.bmp", "must end in .png or .pdf or .svg"),
+        ("--plot", "r", "must end in"),
+        ("--plot", "no/r.png", "there is no directory"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_first(computed, tmp_path, option, name, piece):
+    (tmp_path / "folder.npz").mkdir()
+    refused(run("a", "b", option, tmp_path / name), option, name, piece)
+    assert not computed.loads and os.listdir(tmp_path) == ["folder.npz"]
+
+
+def test_a_closed_directory_is_refused_first(computed):
+    refused(run("a", "b", "--output", "/proc/r.npz"), "/proc", "cannot write")
+    assert not computed.loads
+
+
+# --- what is printed where
+
+
+def test_the_table_is_on_stdout_and_nothing_on_stderr(computed):
+    result = run("mnist", "fashion-mnist")
+    assert result.exit_code == 0 and result.stderr == ""
+    assert "distance   15.25" in result.stdout and "C = ||x - y||^2" in result.stdout
+
+
+def test_json_is_one_object_on_stdout(computed):
+    computed.sampled = {"of": 60_000, "kept": 50, "seed": 3}
+    result = run("mnist", "fashion-mnist", "--json")
+    assert json.loads(result.stdout)["distance"] == 15.25
+    assert len(result.stdout.splitlines()) == 1
+    assert "50 of 60,000 samples" in result.stderr and "seed 3" in result.stderr
+    assert len(result.stderr.splitlines()) == 2
+    assert run("mnist", "fashion-mnist", "--json", "--quiet").stderr == ""
+
+
+def test_options_reach_the_loader_and_the_settings(computed, tmp_path):
+    run(
+        "a", "b", "--split", "test", "--max-samples", 7, "--seed", 5, "--data-root", tmp_path,
+        "--epsilon", "2%", "--tol", "1e-4", "--max-passes", 9, "--lambda-x", 2, "--lambda-y", 3,
+        "--label-distance", "diagonal", "--normalize", "unit", "--convention", "microsoft",
+        "--no-debias", "--device", "CPU", "--memory-budget", "1.5GiB",
+    )  # fmt: skip
+    wanted = {"split": "test", "max_samples": 7, "seed": 5, "data_root": str(tmp_path)}
+    assert computed.loads == [("a", wanted), ("b", wanted)]
+    assert computed.seen == [
+        OTDDSettings(
+            "2%", 1e-4, 9, 2.0, 3.0, "diagonal", "unit", "microsoft", False, None, 1_610_612_736,
+            "cpu",
+        )
+    ]  # fmt: skip
+
+
+def test_files_are_written(computed, tmp_path):
+    result = run(
+        "mnist", "fashion-mnist", "--output", tmp_path / "r.npz", "--plot", tmp_path / "r.png"
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(os.listdir(tmp_path)) == ["r.npz", "r.png"]
+    assert load_result(tmp_path / "r.npz").distance == 15.25
+
+
+def test_an_unconverged_result_warns_even_when_quiet(computed):
+    computed.result = fake_result(converged=False, marginal_error=0.03)
+    for extra in ([], ["--quiet"]):
+        result = run("a", "b", "--json", *extra)
+        assert result.exit_code == 0
+        assert json.loads(result.stdout)["converged"] is False
+        assert result.stderr.startswith("Warning: not converged: marginal error 3.0e-02")
+        assert "--max-passes" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert "NOT CONVERGED" in run("a", "b").stdout
+
+
+def test_long_runs_are_announced_with_what_shortens_them(computed):
+    computed.seconds, computed.size = 600.0, 500
+    result = run("a", "b", "--device", "cpu")
+    assert "about 10 min expected" in result.stderr and "--max-samples" in result.stderr
+    assert "--epsilon" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert run("a", "b", "--quiet").stderr == ""
+    assert [duration(s) for s in (61, 600, 7200)] == ["61 s", "10 min", "2.0 h"]
+
+
+# --- errors while it runs
+
+
+def test_bad_data_is_one_line_and_nothing_is_written(computed, tmp_path):
+    computed.error = DataError("a: row 3 holds NaN\nor infinity")
+    output = ["--output", tmp_path / "r.npz", "--plot", tmp_path / "r.png"]
+    refused(run("a", "b", *output), "a: row 3 holds NaN or infinity")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("place", [["--debug", "compute"], ["compute", "--debug"]])
+def test_debug_shows_the_traceback_before_the_line(computed, place):
+    computed.error = DataError("row 3")
+    result = CliRunner().invoke(main, [*place, "a", "b"])
+    assert result.exit_code == 2 and "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1] == "Error: row 3"
+
+
+def test_memory_and_files_are_one_line(computed):
+    computed.error = torch.cuda.OutOfMemoryError("tried to allocate 80 GiB")
+    refused(run("a", "b"), "out of memory", "--memory-budget")
+    computed.error = MemoryError()
+    refused(run("a", "b"), "out of memory")
+    computed.error = OSError(28, "No space left on device", "r.npz")
+    refused(run("a", "b"), "r.npz: No space left on device")
+
+
+def test_a_fault_of_the_package_keeps_its_traceback(computed):
+    computed.error = ZeroDivisionError("a bug")
+    result = run("a", "b")
+    assert isinstance(result.exception, ZeroDivisionError) and result.exit_code == 1
+
+
+def test_a_full_disk_does_not_cost_the_result(computed, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "r.npz")
+
+    monkeypatch.setattr("otdd_flash.results.save", full)
+    result = run("a", "b", "--json", "--output", tmp_path / "r.npz")
+    assert result.exit_code == 2 and json.loads(result.stdout)["distance"] == 15.25
+    assert result.stderr == "Error: r.npz: No space left on device\n"
+
+
+def test_ctrl_c_is_one_line_and_130(computed, tmp_path):
+    computed.error = KeyboardInterrupt()
+    result = run("a", "b", "--output", tmp_path / "r.npz")
+    assert result.exit_code == 130 and result.stdout == ""
+    assert result.stderr == "Interrupted\n" and not os.listdir(tmp_path)
+
+
+# --- values and bars
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GB", 10**9), ("1gib", 2**30), ("1.5 GiB", 3 * 2**29), ("800MB", 8 * 10**8),
+     ("2k", 2000), ("123", 123), ("7B", 7), (5, 5)],
+)  # fmt: skip
+def test_sizes(text, size):
+    assert MemorySize().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "1XB", "-1GB", "1e9", "0.1B", "1iB", "inf"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(click.BadParameter):
+        MemorySize().convert(text, None, None)
+
+
+def test_devices():
+    names = ["auto", "cpu", "cuda", "cuda:1", "CUDA:0"]
+    assert [Device().convert(n, None, None) for n in names] == [n.lower() for n in names]
+    for name in ("", "gpu", "cuda:", "cuda:x", "cuda:-1", "mps"):
+        with pytest.raises(click.BadParameter):
+            Device().convert(name, None, None)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bars_show_each_stage_and_its_note(monkeypatch):
+    def steps():
+        yield Progress("class laws", 1, 2)
+        yield Progress("class laws", 2, 2)
+        yield Progress("solve", 5, None, "error 3.2e-03")
+        return 42
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert progress.wanted(quiet=False) and not progress.wanted(quiet=True)
+    assert progress.Bars(True).drive(steps()) == 42
+    shown = sys.stderr.getvalue()
+    assert "class laws" in shown and "2/2" in shown and "error 3.2e-03" in shown
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert not progress.wanted(quiet=False)
+    assert progress.Bars(False).drive(steps()) == 42 and sys.stderr.getvalue() == ""
+
+
+def test_bars_close_the_computation_when_they_are_interrupted(monkeypatch):
+    closed = []
+
+    def steps():
+        try:
+            yield Progress("solve", 1, 2)
+        finally:
+            closed.append(True)
+
+    bars = progress.Bars(False)
+    monkeypatch.setattr(bars, "show", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        bars.drive(steps())
+    assert closed

@@ -1,0 +1,179 @@
+"""The house rules that a parser can check: imports go down, only the command talks."""
+
+import ast
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[1]
+# a module may import from the floors below its own; on one floor imports run in no circle
+FLOORS = (
+    ("otdd_flash_kernels", "otdd_flash_data"),
+    ("otdd_flash.errors",),
+    ("otdd_flash.files", "otdd_flash.types"),
+    ("otdd_flash.ops",),
+    ("otdd_flash.cost",),
+    (
+        "otdd_flash.sinkhorn",
+        "otdd_flash.annealing",
+        "otdd_flash.certificate",
+        "otdd_flash.divergence",
+        "otdd_flash.gaussians",
+        "otdd_flash.bures",
+        "otdd_flash.factors",
+        "otdd_flash.moments",
+        "otdd_flash.polar",
+    ),
+    ("otdd_flash.otdd", "otdd_flash.flow", "otdd_flash.matrix", "otdd_flash.valuation"),
+    (
+        "otdd_flash.datasets",
+        "otdd_flash.embed",
+        "otdd_flash.png",
+        "otdd_flash.sheets",
+        "otdd_flash.plots",
+        "otdd_flash.results",
+        "otdd_flash.report",
+    ),
+    ("otdd_flash.cli",),
+    ("otdd_flash", "otdd_flash.__main__"),
+)
+ROOTS = (TOP, TOP / "kernels", TOP / "data")
+PACKAGES = ("otdd_flash", "otdd_flash_kernels", "otdd_flash_data")
+
+
+def sources():
+    for root in ROOTS:
+        for package in PACKAGES:
+            yield from ((path, root) for path in sorted((root / package).rglob("*.py")))
+
+
+def module_of(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.AST, module: str, is_package: bool):
+    """Yield (imported module, line) for every import, those inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                keep = module.split(".")
+                keep = keep[: len(keep) - node.level + is_package]
+                base = ".".join([*keep, base] if base else keep)
+            # `from package import name` may mean a module of the package
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def part_of(module: str) -> str | None:
+    """The entry of FLOORS that a module belongs to, None for other packages' modules."""
+    head = module.split(".")[0]
+    if head not in PACKAGES:
+        return None
+    if head != "otdd_flash":
+        return head
+    names = {name for floor in FLOORS for name in floor}
+    two = ".".join(module.split(".")[:2])
+    # `from otdd_flash import load` is an import of the public API, the top of the house
+    return two if two in names else "otdd_flash"
+
+
+def floor_of(part: str) -> int:
+    return next(k for k, floor in enumerate(FLOORS) if part in floor)
+
+
+def edges():
+    """Yield (importing part, imported part, where) between different parts of the package."""
+    for path, root in sources():
+        module = module_of(path, root)
+        tree = ast.parse(path.read_text("utf-8"))
+        for target, line in imports_of(tree, module, path.name == "__init__.py"):
+            here, there = part_of(module), part_of(target)
+            if there is not None and here != there:
+                yield here, there, f"{path.relative_to(TOP)}:{line} imports {target}"
+
+
+def test_every_module_has_a_floor():
+    named = {name for floor in FLOORS for name in floor}
+    missing = set()
+    for path, root in sources():
+        two = ".".join(module_of(path, root).split(".")[:2])
+        if two.split(".")[0] == "otdd_flash" and two not in named:
+            missing.add(two)
+    assert not missing, f"add to FLOORS in {Path(__file__).name}: {sorted(missing)}"
+
+
+def test_imports_go_down():
+    up = [where for here, there, where in edges() if floor_of(there) > floor_of(here)]
+    assert not up, "\n".join(up)
+
+
+def test_kernels_and_data_know_nothing_of_each_other():
+    wrong = [w for here, there, w in edges() if floor_of(here) == floor_of(there) == 0]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_circles_on_a_floor():
+    below: dict[str, set[str]] = {}
+    for here, there, _ in edges():
+        if floor_of(here) == floor_of(there):
+            below.setdefault(here, set()).add(there)
+
+    def walk(part, path):
+        assert part not in path, f"a circle: {' -> '.join([*path, part])}"
+        for other in sorted(below.get(part, ())):
+            walk(other, [*path, part])
+
+    for part in sorted(below):
+        walk(part, [])
+
+
+def test_only_the_command_shows_things():
+    wrong = []
+    for path, root in sources():
+        module = module_of(path, root)
+        if module.startswith("otdd_flash.cli"):
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        for target, line in imports_of(tree, module, path.name == "__init__.py"):
+            if target.split(".")[0] in ("tqdm", "click") and module != "otdd_flash.__main__":
+                wrong.append(f"{path.relative_to(TOP)}:{line} imports {target}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+                wrong.append(f"{path.relative_to(TOP)}:{node.lineno} prints")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_kernels_know_no_datasets_and_no_autograd_of_the_package():
+    for path, root in sources():
+        if root.name == "kernels":
+            tree = ast.parse(path.read_text("utf-8"))
+            for target, line in imports_of(tree, module_of(path, root), False):
+                assert part_of(target) in (None, "otdd_flash_kernels"), f"{path}:{line}"
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "is_package", "expected"),
+    [
+        ("import a.b", "p.q", False, ["a.b"]),
+        ("from otdd_flash import ops", "otdd_flash.cost", False, ["otdd_flash.ops"]),
+        ("from . import x", "p.q", True, ["p.q.x"]),
+        ("from . import x", "p.q.r", False, ["p.q.x"]),
+        ("from ..a import x", "p.q.r", False, ["p.a.x"]),
+        ("def f():\n    from otdd_flash.cli import main", "m", False, ["otdd_flash.cli.main"]),
+    ],
+)
+def test_the_parser_sees_every_kind_of_import(code, module, is_package, expected):
+    found = [name for name, _ in imports_of(ast.parse(code), module, is_package)]
+    assert found == expected
+
+
+def test_the_order_is_strict():
+    assert part_of("otdd_flash.datasets.mini") == "otdd_flash.datasets"
+    assert part_of("otdd_flash.load") == "otdd_flash"
+    assert part_of("numpy.linalg") is None
+    order = ["otdd_flash_kernels", "otdd_flash.types", "otdd_flash.otdd", "otdd_flash.cli"]
+    assert all(floor_of(a) < floor_of(b) for a, b in pairwise(order))
