@@ -3,9 +3,12 @@
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import click
 import pytest
@@ -110,6 +113,19 @@ def test_help_and_usage_errors_do_not_wait_for_torch(arguments):
     out = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert out.returncode == (2 if arguments == ["compute", "a"] else 0), out.stderr
     assert "Traceback" not in out.stderr
+
+
+def examples():
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
+    return re.findall(r"(?:^|/| )otdd compute (.*)$", readme + compute.epilog, re.MULTILINE)
+
+
+def test_examples_are_understood():
+    lines = [line for line in examples() if "--" in line and "`" not in line]
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line.split(" > ")[0], comments=True)
+        compute.make_context("compute", words)
 
 
 # --- refused before anything is read
