@@ -15,26 +15,22 @@ def long_run(
     seconds: float, src: LabelledDataset, tgt: LabelledDataset, settings: OTDDSettings
 ) -> str:
     """Say how long a run is expected to take and what would shorten it."""
+    from otdd_flash.ops import resolve_device
+
     # the solve grows with n m: this many samples a side take about half the limit
     largest = max(len(src), len(tgt))
     fewer = int((len(src) * len(tgt) * LONG_SECONDS / 2 / seconds) ** 0.5)
     fewer = max(100, round(fewer, 1 - len(str(fewer))))
     ways = [f"--max-samples {fewer}"] if fewer < largest else []
     ways.append("a larger --epsilon or --tol")
-    if settings.device != "cpu" and not _has_gpu():
+    if resolve_device("auto").type == "cpu":
         ways.append("a GPU")
-    elif settings.device == "cpu" and _has_gpu():
+    elif resolve_device(settings.device).type == "cpu":
         ways.append("--device cuda")
     return (
         f"{src.name} ({len(src):,}) x {tgt.name} ({len(tgt):,}): about {duration(seconds)} "
         f"expected; shorter with {', '.join(ways[:-1])}{' or ' if ways[1:] else ''}{ways[-1]}"
     )
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def duration(seconds: float) -> str:

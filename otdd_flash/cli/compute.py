@@ -11,6 +11,7 @@ import click
 from otdd_flash.cli.announce import LONG_SECONDS, long_run, unconverged
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.options import (
+    check_device,
     check_files,
     dataset_options,
     distance_options,
@@ -54,9 +55,10 @@ def compute(**options: Any) -> None:
     of class c to a sample y of class k is ||x - y||^2 + W2[c, k], with W2 the squared
     Wasserstein distance between the two classes.
     """
-    # what fails at once goes first, before torch is imported and data is read
+    # what fails at once goes first: paths before torch is imported, settings before data is read
     check_files(options)
     settings = settings_of(options)
+    check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))
     say = _silent if options["quiet"] else _say
     src, tgt = _load(options, bars, say)

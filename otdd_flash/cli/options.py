@@ -182,3 +182,10 @@ def settings_of(options: dict[str, Any]) -> OTDDSettings:
     )
     kept = {name: options[name] for name in names.split()}
     return OTDDSettings(**kept, debias=not options["no_debias"])
+
+
+def check_device(device: str) -> None:
+    """Raise DeviceError now if the device is not there."""
+    from otdd_flash.ops import resolve_device
+
+    resolve_device(device)
