@@ -1,0 +1,137 @@
+"""From datasets to the cost that the solver sees: normalised, sorted by class, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otdd_flash.errors import DataError, SettingsError
+from otdd_flash.ops import CostOperator, make_clouds, make_operator
+from otdd_flash.types import LabelledDataset
+from otdd_flash_kernels.pair import CostPair, bilinear
+
+MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Samples of positive weight, sorted by class, on the device."""
+
+    points: Tensor  # (n, d)
+    labels: Tensor  # (n,) int64, sorted
+    weights: Tensor  # (n,) float64 > 0, sums to 1
+    order: Tensor  # (n,) rows of the dataset they came from
+
+    @cached_property
+    def log_weights(self) -> Tensor:
+        """Logarithms of the weights, (n,) float64."""
+        return self.weights.log()
+
+
+def make_side(
+    points: Tensor,  # (n, d)
+    labels: Tensor,  # (n,) int64
+    weights: Tensor,  # (n,) float64
+    device: torch.device,
+) -> Side:
+    """Drop samples of weight zero (they carry no mass) and sort the rest by class."""
+    used = (weights > 0).nonzero()[:, 0]
+    order = used[torch.sort(labels[used], stable=True).indices]
+    return Side(
+        points[order].to(device),
+        labels[order].to(device),
+        weights[order].to(device, torch.float64),
+        order.to(device),
+    )
+
+
+def check_dimensions(src: LabelledDataset, tgt: LabelledDataset) -> None:
+    """Refuse datasets with different numbers of features.
+
+    Raises:
+        DataError: naming both datasets and both counts.
+    """
+    if src.dimension != tgt.dimension:
+        raise DataError(
+            f"{src.name} has {src.dimension} features a sample {src.sample_shape}, {tgt.name} has "
+            f"{tgt.dimension} {tgt.sample_shape}; bring both to one feature space first "
+            "(the same image size, or one encoder for both)"
+        )
+
+
+def normalisation(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    normalize: str,  # none | unit | mnist
+) -> tuple[Tensor, Tensor, float]:  # both points and the factor that remains for lengths
+    """Return points and the factor of lengths that normalise them.
+
+    ``unit`` divides 8-bit images by 255 and leaves floats as they are; ``mnist`` subtracts 0.1307
+    and divides by 0.3081 after that (the shift moves both sides alike, so only the factor counts).
+    8-bit points stay integers: the factor goes into the cost.
+
+    Raises:
+        SettingsError: wider integers, for which there is no such convention.
+    """
+    if normalize == "none":
+        return src.points, tgt.points, 1.0
+    points = [src.points, tgt.points]
+    for dataset in (src, tgt):
+        if dataset.points.dtype != torch.uint8 and not dataset.points.is_floating_point():
+            raise SettingsError(
+                f"normalize={normalize!r} is for 8-bit images and floats; {dataset.name} holds "
+                f"{dataset.points.dtype}: use normalize='none'"
+            )
+    factor = 1.0 if normalize == "unit" else 1.0 / MNIST_STD
+    if all(p.dtype == torch.uint8 for p in points):
+        return points[0], points[1], factor / 255.0
+    pixels = [p.to(torch.float32) / 255.0 if p.dtype == torch.uint8 else p for p in points]
+    return pixels[0], pixels[1], factor
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A cost between two sides and the operators that stream it."""
+
+    op: CostOperator
+    x: Side
+    y: Side
+    moved: float  # root mean square distance that quantisation moved both sides, in cost units
+
+    @cached_property
+    def mean_cost(self) -> float:
+        """Exact mean of C under the product of the weights, from sums over each side alone."""
+        return float(bilinear(self.op.pair, self.x.weights, self.y.weights))
+
+
+def make_problem(
+    x: Side,
+    y: Side,  # the same object as x for a self term
+    label_cost: Tensor,  # (Vx, Vy) float64, in units of the cost
+    *,
+    factor: float,  # cost of one squared unit of the points
+    slices: int | None,
+    memory_budget: int | None,
+) -> Problem:
+    """Build the streamed cost between two sides.
+
+    Raises:
+        BudgetError: a memory budget below the workspace of streaming.
+    """
+    clouds = make_clouds(x.points, y.points, slices)
+    pair = CostPair(
+        clouds[0],
+        clouds[1],
+        factor * clouds[0].step ** 2,
+        label_cost.to(x.weights.device, torch.float64),
+        x.labels,
+        y.labels,
+    )
+    moved = sum(
+        float(side.weights @ cloud.residual) ** 0.5
+        for side, cloud in zip((x, y), clouds, strict=True)
+    )
+    return Problem(make_operator(pair, memory_budget), x, y, moved * factor**0.5)

@@ -1,0 +1,307 @@
+r"""The debiased Sinkhorn divergence of two weighted clouds, with or without labels.
+
+.. math::
+    S = OT_{eps}(x, y) - OT_{eps}(x, x) / 2 - OT_{eps}(y, y) / 2
+
+Sources: Feydy et al. 2019 (debiasing, symmetric self terms); Alvarez-Melis and Fusi 2020 (labels).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.annealing import solve_annealed
+from otdd_flash.certificate import (
+    Bounds,
+    RoundedPlan,
+    class_mass,
+    entropic_bounds,
+    round_plan,
+    transport_bounds,
+)
+from otdd_flash.cost import Problem, Side, make_problem, make_side
+from otdd_flash.errors import ConvergenceWarning, DataError
+from otdd_flash.ops import resolve_device
+from otdd_flash.sinkhorn import Solution, Solve, solve_symmetric
+from otdd_flash.types import OTDDSettings, Progress, check_points, check_weights, parse_epsilon
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledClouds:
+    """Two sides, their label costs and the cost of one squared unit of the points."""
+
+    x: Side
+    y: Side
+    label_cost: Tensor  # (Vx, Vy) float64, in units of the cost
+    label_cost_x: Tensor  # (Vx, Vx)
+    label_cost_y: Tensor  # (Vy, Vy)
+    factor: float
+
+    def problem(self, x: Side, y: Side, label_cost: Tensor, settings: OTDDSettings) -> Problem:
+        """Return the streamed cost between two of the sides."""
+        return make_problem(
+            x,
+            y,
+            label_cost,
+            factor=self.factor,
+            slices=settings.slices,
+            memory_budget=settings.memory_budget,
+        )
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides hold the same samples, classes and weights, bit for bit."""
+        x, y = self.x, self.y
+        return (
+            x.points.dtype == y.points.dtype
+            and torch.equal(x.labels, y.labels)
+            and torch.equal(x.weights, y.weights)
+            and torch.equal(self.label_cost, self.label_cost_x)
+            and torch.equal(x.points, y.points)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One regularised transport value with its bounds and its feasible plan."""
+
+    solution: Solution
+    bounds: Bounds
+    plan: RoundedPlan
+
+
+@dataclass(frozen=True, eq=False)
+class Divergence:
+    """The three terms of S, the bounds of S and of the transport cost, and the class mass."""
+
+    value: float
+    bounds: Bounds
+    cross: Term
+    selves: tuple[Term, ...]  # none without debiasing
+    epsilon: float
+    mean_cost: float
+    transport: Bounds | None  # None when not asked for
+    mass: Tensor | None  # (Vx, Vy) float64
+    moved: float  # root mean square distance that quantisation moved the points, in cost units
+    backend: str
+
+    @property
+    def error(self) -> float:
+        """Largest L1 marginal error of the terms."""
+        return max(t.solution.error for t in (self.cross, *self.selves))
+
+    @property
+    def converged(self) -> bool:
+        """Whether every term reached its tolerance."""
+        return all(t.solution.converged for t in (self.cross, *self.selves))
+
+
+def absolute_epsilon(epsilon: float | str, mean_cost: float) -> float:
+    """Return eps in units of the cost; 1 where all costs are 0, and any eps gives 0."""
+    value, relative = parse_epsilon(epsilon)
+    if not relative:
+        return value
+    return value * mean_cost if mean_cost > 0 else 1.0
+
+
+def _watch(stage: str, solving: Solve) -> Generator[Progress, None, Solution]:
+    """Turn the states of a solve into progress."""
+    while True:
+        try:
+            state = next(solving)
+        except StopIteration as done:
+            return done.value
+        note = f"error {state.error:.1e}" if state.error == state.error else f"eps {state.eps:.3g}"
+        yield Progress(stage, state.passes, None, note, {"error": state.error, "eps": state.eps})
+
+
+def _self_term(
+    problem: Problem,
+    stage: str,
+    eps: float,
+    settings: OTDDSettings,
+) -> Generator[Progress, None, Term]:
+    weights = problem.x.weights
+    solving = solve_symmetric(
+        problem.op,
+        weights,
+        eps,
+        tol=settings.tol,
+        max_passes=settings.max_passes,
+        start=torch.zeros_like(weights),
+    )
+    return _bounded(problem, eps, (yield from _watch(stage, solving)))
+
+
+def _cross_term(
+    problem: Problem,
+    eps: float,
+    settings: OTDDSettings,
+    start: Tensor | None,
+) -> Generator[Progress, None, Term]:
+    solving = solve_annealed(
+        problem.op,
+        problem.x.weights,
+        problem.y.weights,
+        eps,
+        tol=settings.tol,
+        max_passes=settings.max_passes,
+        start=start,
+    )
+    return _bounded(problem, eps, (yield from _watch("solve", solving)))
+
+
+def _bounded(problem: Problem, eps: float, solution: Solution) -> Term:
+    plan = round_plan(problem.op, problem.x.weights, problem.y.weights, eps, solution)
+    return Term(solution, entropic_bounds(problem.op, eps, solution, plan, problem.moved), plan)
+
+
+def divergence_steps(
+    clouds: LabelledClouds,
+    settings: OTDDSettings,
+    *,
+    start: Tensor | None = None,  # (m,) g of a problem nearby, in the order of clouds.y
+    certify: bool = True,  # bounds of the unregularised cost and the class mass: three passes
+) -> Generator[Progress, None, Divergence]:
+    """Solve the terms of S one after the other; each is freed before the next.
+
+    Memory: O(n + m) floats beside the clouds, and on the CPU one stored cost where it fits.
+    """
+    x, y, same = clouds.x, clouds.y, clouds.same
+    problem = clouds.problem(x, x if same else y, clouds.label_cost, settings)
+    mean_cost = problem.mean_cost
+    eps = absolute_epsilon(settings.epsilon, mean_cost)
+    selves: tuple[Term, ...] = ()
+    if same:
+        # the cross term is the self term: S is 0 by definition, whatever eps and tolerance
+        cross = yield from _self_term(problem, "solve", eps, settings)
+        selves = (cross, cross) if settings.debias else ()
+    else:
+        if settings.debias:
+            inside = (
+                ("self source", x, clouds.label_cost_x),
+                ("self target", y, clouds.label_cost_y),
+            )
+            for stage, side, label_cost in inside:
+                inner = clouds.problem(side, side, label_cost, settings)
+                selves += ((yield from _self_term(inner, stage, eps, settings)),)
+                # frees a stored cost before the next is made
+                del inner
+        cross = yield from _cross_term(problem, eps, settings, start)
+    value, bounds = _debiased(cross, selves, exact_zero=same and settings.debias)
+    transport = mass = None
+    if certify:
+        a, b = problem.x.weights, problem.y.weights
+        yield Progress("certificate", 0, 2)
+        transport = transport_bounds(problem.op, a, b, cross.solution, cross.plan, problem.moved)
+        yield Progress("certificate", 1, 2)
+        mass = class_mass(problem.op, a, b, eps, cross.solution)
+        yield Progress("certificate", 2, 2)
+    return Divergence(
+        value,
+        bounds,
+        cross,
+        selves,
+        eps,
+        mean_cost,
+        transport,
+        mass,
+        problem.moved,
+        problem.op.backend,
+    )
+
+
+def _debiased(
+    cross: Term,
+    selves: tuple[Term, ...],
+    *,
+    exact_zero: bool,
+) -> tuple[float, Bounds]:
+    if exact_zero:
+        return 0.0, Bounds(0.0, 0.0)
+    value, lower, upper = cross.solution.value, cross.bounds.lower, cross.bounds.upper
+    for term in selves:
+        value -= term.solution.value / 2
+        lower -= term.bounds.upper / 2
+        upper -= term.bounds.lower / 2
+    return value, Bounds(lower, upper)
+
+
+def unlabelled_clouds(
+    x: Tensor,  # (n, d) checked points
+    y: Tensor,  # (m, d)
+    a: Tensor,  # (n,) weights
+    b: Tensor,  # (m,)
+    device: torch.device,
+) -> LabelledClouds:
+    """Return clouds whose cost has no label term."""
+    none = torch.zeros((1, 1), dtype=torch.float64, device=device)
+    sides = [
+        make_side(
+            points, torch.zeros(len(points), dtype=torch.int64, device=points.device), w, device
+        )
+        for points, w in ((x, a), (y, b))
+    ]
+    return LabelledClouds(sides[0], sides[1], none, none, none, 1.0)
+
+
+def sinkhorn_divergence(
+    x: Any,  # (n, d) numbers
+    y: Any,  # (m, d)
+    a: Any = None,  # (n,) weights that sum to 1; None: uniform
+    b: Any = None,  # (m,)
+    *,
+    epsilon: float | str = "1%",
+    tol: float = 1e-3,
+    max_passes: int = 2000,
+    device: str = "auto",
+    memory_budget: int | None = None,
+) -> Tensor:  # () float64, on the CPU
+    """Return the debiased Sinkhorn divergence S of two clouds, cost ``|x - y|^2``.
+
+    Memory: O(n + m) beside the points; on the CPU a stored cost where it fits the budget.
+
+    Raises:
+        DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
+
+    Warns:
+        ConvergenceWarning: a marginal error above ``tol`` after ``max_passes``.
+
+    Source: Feydy et al. 2019, equation 3.
+    """
+    settings = OTDDSettings(
+        epsilon=epsilon, tol=tol, max_passes=max_passes, memory_budget=memory_budget, device=device
+    )
+    points = check_points(x, "x"), check_points(y, "y")
+    if points[0].shape[1] != points[1].shape[1]:
+        raise DataError(
+            f"x has {points[0].shape[1]} features, y has {points[1].shape[1]}; expected the same"
+        )
+    weights = check_weights(a, len(points[0]), "a"), check_weights(b, len(points[1]), "b")
+    clouds = unlabelled_clouds(*points, *weights, resolve_device(settings.device))
+    steps = divergence_steps(clouds, settings, certify=False)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: Divergence = done.value
+            break
+    warn_unconverged(result, settings)
+    return torch.tensor(result.value, dtype=torch.float64)
+
+
+def warn_unconverged(result: Divergence, settings: OTDDSettings) -> None:
+    """Warn of a solve that stopped before its tolerance, and say what to do."""
+    if not result.converged:
+        warnings.warn(
+            f"the L1 marginal error is {result.error:.2e} after {settings.max_passes} passes, "
+            f"above tol={settings.tol:g}: raise max_passes or epsilon; the bounds hold",
+            ConvergenceWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,164 @@
+"""The device is chosen here, once: CPU operators or Triton kernels behind one interface."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from otdd_flash.errors import BudgetError, DeviceError
+from otdd_flash_kernels.cpu import CpuCost
+from otdd_flash_kernels.pair import CostPair
+from otdd_flash_kernels.quantize import Cloud, centre, quantize
+
+# Triton's blocks and the float64 chunks of quantisation and moments
+WORKSPACE_BYTES = 64 << 20
+
+
+class CostOperator(Protocol):
+    """What the solver sees of a cost: softmins along both axes, never the matrix.
+
+    ``h`` is a potential plus ``eps`` times log weights, so ``softmin(h, eps)[i]`` is
+    ``-eps log sum_j exp((h_j - C_ij) / eps)``. All vectors are float64 on ``device``.
+    """
+
+    pair: CostPair
+    device: torch.device
+    backend: str  # for results: what ran
+    rounding: float  # bound on the rounding error of a score, in units of the cost
+
+    def softmin(self, h: Tensor, eps: float) -> Tensor:
+        """Return the (n,) softmin over the columns, h (m,)."""
+
+    def softmin_transposed(self, h: Tensor, eps: float) -> Tensor:
+        """Return the (m,) softmin over the rows, h (n,)."""
+
+    def softmin_mean(self, h: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the (n,) softmin and the mean of ``h_j - C_ij`` under its weights."""
+
+    def hardmin(self, g: Tensor) -> Tensor:
+        """Return the (n,) c-transform ``min_j C_ij - g_j``."""
+
+    def hardmin_transposed(self, f: Tensor) -> Tensor:
+        """Return the (m,) c-transform ``min_i C_ij - f_i``."""
+
+    def class_softmin(self, h: Tensor, eps: float) -> Tensor:
+        """Return the (n, Vy) softmin over the columns of each class."""
+
+
+class CpuOperator(CpuCost):
+    """The CPU operators with what the solver asks about them."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, pair: CostPair, *, store: bool) -> None:
+        super().__init__(pair, store=store)
+        self.backend = "cpu, stored cost" if store else "cpu, streamed cost"
+        self.rounding = _rounding(pair, self.dtype)
+
+
+class TritonOperator:
+    """Triton kernels in both directions of a pair."""
+
+    def __init__(self, pair: CostPair) -> None:
+        from otdd_flash_kernels.softmin import TritonCost
+
+        try:
+            self._forward = TritonCost(pair)
+            symmetric = pair.rows is pair.columns and pair.row_labels is pair.column_labels
+            self._backward = self._forward if symmetric else TritonCost(pair.transposed)
+        except RuntimeError as error:
+            raise DeviceError(str(error)) from error
+        self.pair = pair
+        self.device = pair.rows.data.device
+        self.backend = f"triton, {pair.rows.data.shape[0]} int8 slice(s)"
+        self.rounding = _rounding(pair, torch.float32)
+        self.softmin = self._forward.softmin
+        self.softmin_transposed = self._backward.softmin
+        self.softmin_mean = self._forward.softmin_mean
+        self.hardmin = self._forward.hardmin
+        self.hardmin_transposed = self._backward.hardmin
+        self.class_softmin = self._forward.class_softmin
+
+
+def _rounding(pair: CostPair, dtype: torch.dtype) -> float:
+    """Bound of a score's rounding: a few last bits of the largest term that enters it."""
+    largest = pair.scale * float(pair.rows.bias.max() + pair.columns.bias.max())
+    largest += float(pair.label_cost.abs().max())
+    return 8 * torch.finfo(dtype).eps * largest
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device meant: ``auto`` is the first GPU that can run the kernels, else the CPU.
+
+    Raises:
+        DeviceError: an unknown name, or a GPU that is not there.
+    """
+    if device == "auto":
+        usable = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
+        return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"device is {device!r}; expected auto, cpu, cuda or cuda:N") from error
+    if chosen.type == "cpu":
+        return torch.device("cpu")
+    if chosen.type != "cuda":
+        raise DeviceError(f"device {device!r} is not supported; expected auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = torch.cuda.current_device() if chosen.index is None and count else chosen.index or 0
+    if index >= count:
+        raise DeviceError(
+            f"device {device!r} was asked for, but {count} CUDA device(s) are visible; "
+            "use --device cpu, or auto"
+        )
+    return torch.device("cuda", index)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device now (on the CPU, within its control group)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(free, 0)
+
+
+def make_clouds(
+    x: Tensor,  # (n, d) points on the device
+    y: Tensor,  # (m, d)
+    slices: int | None,  # int8 slices on a GPU, None: exact or two
+) -> tuple[Cloud, Cloud]:
+    """Return the clouds that the device's operators read: integer slices on a GPU, floats else."""
+    return quantize(x, y, slices=slices) if x.device.type == "cuda" else centre(x, y)
+
+
+def make_operator(
+    pair: CostPair,
+    memory_budget: int | None = None,  # bytes, None: half of what is free
+) -> CostOperator:
+    """Return the operators of a pair on the device of its clouds, within a memory budget.
+
+    Raises:
+        BudgetError: a budget below the workspace of streaming.
+    """
+    device = pair.rows.data.device
+    budget = free_memory(device) // 2 if memory_budget is None else memory_budget
+    if budget < WORKSPACE_BYTES:
+        raise BudgetError(
+            f"the memory budget is {budget / 2**20:.0f} MiB; streaming needs "
+            f"{WORKSPACE_BYTES / 2**20:.0f} MiB: raise --memory-budget"
+        )
+    if device.type == "cuda":
+        return TritonOperator(pair)
+    return CpuOperator(pair, store=CpuCost.bytes_to_store(pair) + WORKSPACE_BYTES <= budget)

@@ -1,0 +1,322 @@
+r"""The optimal transport dataset distance between two labelled datasets.
+
+.. math::
+    C_{ij} = scale (\lambda_x \|x_i - y_j\|^2 + \lambda_y W_2^2[l^x_i, l^y_j])
+
+with W2 the Wasserstein distances between the laws of the classes; the distance is the root of the
+debiased Sinkhorn divergence under this cost.
+
+Source: Alvarez-Melis and Fusi 2020, "Geometric dataset distances via optimal transport".
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Generator
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otdd_flash.bures import LabelCost, label_cost
+from otdd_flash.certificate import quantization_bound
+from otdd_flash.cost import Side, check_dimensions, make_side, normalisation
+from otdd_flash.divergence import (
+    Divergence,
+    LabelledClouds,
+    divergence_steps,
+    warn_unconverged,
+)
+from otdd_flash.errors import SettingsError
+from otdd_flash.gaussians import class_laws
+from otdd_flash.ops import free_memory, resolve_device
+from otdd_flash.types import (
+    DatasetSummary,
+    LabelledDataset,
+    OTDDResult,
+    OTDDSettings,
+    Progress,
+    Transport,
+)
+
+# seconds for one entry of the cost, as `scripts/bench_cpu.py` and `scripts/bench_gpu.py` measure
+CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 2.5e-9, 8e-12, 2e-15
+USUAL_PASSES = 45
+
+
+def distance(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    *,
+    settings: OTDDSettings | None = None,
+    start: Tensor | None = None,
+    **keywords: object,
+) -> OTDDResult:
+    """Return the dataset distance with its bounds; see :class:`OTDDSettings` for the keywords.
+
+    Args:
+        src: source samples with their classes.
+        tgt: target samples with their classes, of the same number of features.
+        settings: settings as one object; or give them as keywords, not both.
+        start: (m,) dual potential g to begin with, from a problem nearby (``result.g``).
+        **keywords: ``epsilon="1%"``, ``tol=1e-3``, ``max_passes``, ``lambda_x``, ``lambda_y``,
+            ``label_distance``, ``normalize``, ``convention``, ``debias``, ``slices``,
+            ``device``, ``memory_budget``.
+
+    Raises:
+        DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
+
+    Warns:
+        ConvergenceWarning: a marginal error above ``tol`` after ``max_passes``.
+
+    Memory: O(n + m) beside the points; on the CPU a stored cost where it fits the budget.
+    """
+    if settings is not None and keywords:
+        raise SettingsError(f"give settings or keywords, not both: {', '.join(sorted(keywords))}")
+    if settings is None:
+        known = set(OTDDSettings.__dataclass_fields__)
+        if unknown := sorted(set(keywords) - known):
+            raise SettingsError(
+                f"unknown setting {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
+            )
+        settings = OTDDSettings(**keywords)  # type: ignore[arg-type]
+    walk = steps(src, tgt, settings, start=start)
+    while True:
+        try:
+            next(walk)
+        except StopIteration as done:
+            return done.value
+
+
+def steps(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    settings: OTDDSettings,
+    *,
+    start: Tensor | None = None,
+) -> Generator[Progress, None, OTDDResult]:
+    """Compute as :func:`distance` does, yielding progress to whoever shows it."""
+    clock = _Clock()
+    check_dimensions(src, tgt)
+    device = resolve_device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    used = [_weighted(dataset) for dataset in (src, tgt)]
+    x_points, y_points, factor = normalisation(used[0], used[1], settings.normalize)
+    yield Progress("class laws", 0, 3)
+    costs = yield from _label_costs(used, (x_points, y_points), factor, settings, device)
+    clock.lap("class laws")
+    yield Progress("prepare", 0, 1)
+    clouds = LabelledClouds(
+        make_side(x_points, used[0].labels, used[0].weights, device),
+        make_side(y_points, used[1].labels, used[1].weights, device),
+        *costs,
+        factor=settings.cost_scale * settings.lambda_x * factor**2,
+    )
+    if start is not None:
+        start = _checked_start(start, tgt, clouds.y, used[1])
+    yield Progress("prepare", 1, 1)
+    clock.lap("prepare")
+    walk = divergence_steps(clouds, settings, start=start)
+    while True:
+        try:
+            state = next(walk)
+        except StopIteration as done:
+            divergence: Divergence = done.value
+            break
+        clock.stage(state.stage)
+        yield state
+    clock.stage("end")
+    warn_unconverged(divergence, settings)
+    return _result(src, tgt, used, clouds, divergence, settings, device, clock)
+
+
+class _Clock:
+    """Seconds by stage, in the order in which the stages began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._begin = self._last = time.perf_counter()
+        self._open: str | None = None
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def stage(self, stage: str) -> None:
+        """Count the time since the last report to the stage that reports now, or just ended."""
+        self.lap(stage if stage != "end" else self._open or "prepare")
+        self._open = stage
+
+    def total(self) -> float:
+        return time.perf_counter() - self._begin
+
+
+def _weighted(dataset: LabelledDataset) -> LabelledDataset:
+    """Drop samples of weight zero, and the classes that only they have."""
+    positive = dataset.weights > 0
+    return dataset if bool(positive.all()) else dataset.subset(positive.nonzero()[:, 0])
+
+
+def _label_costs(
+    datasets: list[LabelledDataset],
+    points: tuple[Tensor, Tensor],
+    factor: float,
+    settings: OTDDSettings,
+    device: torch.device,
+) -> Generator[Progress, None, LabelCost]:
+    """Return the label costs in units of the cost."""
+    laws = []
+    for k, (dataset, values) in enumerate(zip(datasets, points, strict=True)):
+        laws.append(
+            class_laws(
+                values, dataset.labels, dataset.weights, kind=settings.label_distance, device=device
+            )
+        )
+        yield Progress("class laws", k + 1, 3)
+    costs = label_cost(laws[0], laws[1])
+    yield Progress("class laws", 3, 3)
+    unit = settings.cost_scale * settings.lambda_y * factor**2
+    return LabelCost(*(block * unit for block in costs))
+
+
+def _checked_start(
+    start: Tensor,
+    tgt: LabelledDataset,
+    side: Side,
+    used: LabelledDataset,
+) -> Tensor:  # (m,) in the order of the side
+    start = torch.as_tensor(start).detach().to(side.weights.device, torch.float64)
+    if start.shape != (len(tgt),) or not torch.isfinite(start[_rows_of(tgt, used)]).all():
+        raise SettingsError(
+            f"start has shape {tuple(start.shape)}, expected ({len(tgt)},) finite numbers: the "
+            "g of a result for the same target"
+        )
+    return start[_rows_of(tgt, used).to(start.device)][side.order]
+
+
+def _rows_of(dataset: LabelledDataset, used: LabelledDataset) -> Tensor:
+    """Return the rows of the dataset that carry weight."""
+    if used is dataset:
+        return torch.arange(len(dataset))
+    return (dataset.weights > 0).nonzero()[:, 0].cpu()
+
+
+def _unsorted(
+    potential: Tensor,  # (n',) in the order of the side
+    side: Side,
+    dataset: LabelledDataset,
+    used: LabelledDataset,
+) -> Tensor:  # (n,) in the caller's order, NaN where a sample has weight zero
+    out = torch.full((len(dataset),), torch.nan, dtype=torch.float64)
+    out[_rows_of(dataset, used)[side.order.cpu()]] = potential.cpu()
+    return out
+
+
+def _result(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    used: list[LabelledDataset],
+    clouds: LabelledClouds,
+    divergence: Divergence,
+    settings: OTDDSettings,
+    device: torch.device,
+    clock: _Clock,
+) -> OTDDResult:
+    assert divergence.transport is not None and divergence.mass is not None
+    solution, transport = divergence.cross.solution, divergence.transport
+    notes = [
+        f"{dataset.name}: {len(dataset) - len(kept):,} samples of weight zero carry no mass; "
+        "their potentials are NaN"
+        for dataset, kept in zip((src, tgt), used, strict=True)
+        if kept is not dataset
+    ]
+    if divergence.mean_cost <= 0:
+        notes.append("all costs are zero: every sample of both datasets is the same point")
+    y = clouds.x if clouds.same else clouds.y
+    return OTDDResult(
+        source=_summary(src, used[0]),
+        target=_summary(tgt, used[1]),
+        distance=max(divergence.value, 0.0) ** 0.5,
+        squared=divergence.value,
+        squared_bounds=(divergence.bounds.lower, divergence.bounds.upper),
+        transport=Transport(transport.lower, solution.value, transport.upper),
+        epsilon=divergence.epsilon,
+        mean_cost=divergence.mean_cost,
+        marginal_error=divergence.error,
+        converged=divergence.converged,
+        passes=solution.passes,
+        self_passes=tuple(t.solution.passes for t in divergence.selves) or (0, 0),  # type: ignore[arg-type]
+        label_cost=clouds.label_cost.cpu(),
+        class_mass=divergence.mass.cpu(),
+        f=_unsorted(solution.f, clouds.x, src, used[0]),
+        g=_unsorted(solution.g, y if y is clouds.y else clouds.y, tgt, used[1]),
+        quantization_error=quantization_bound(transport.upper, divergence.moved),
+        seconds={**clock.seconds, "total": clock.total()},
+        peak_memory_bytes=_peak_memory(device),
+        device=f"{_device_name(device)} ({divergence.backend})",
+        settings=settings,
+        versions=_versions(),
+        notes=tuple(notes),
+    )
+
+
+def _summary(dataset: LabelledDataset, used: LabelledDataset) -> DatasetSummary:
+    return DatasetSummary(
+        dataset.name,
+        len(dataset),
+        dataset.dimension,
+        used.classes,
+        used.class_names,
+        dataset.provenance,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Peak of what torch allocated on a GPU in this run; of the whole process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _versions() -> dict[str, str]:
+    def of(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    names = ("otdd-flash", "torch", "triton", "numpy")
+    return {"python": platform.python_version(), **{name: of(name) for name in names}}
+
+
+def estimate_seconds(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    settings: OTDDSettings,
+) -> float:
+    """Estimate the seconds that a run takes, from its sizes and the usual number of passes.
+
+    Rough by a factor of two either way; a small eps can take several times the passes.
+    """
+    device = resolve_device(settings.device)
+    n, m, d = len(src), len(tgt), src.dimension
+    pairs = float(np.prod([n, m])) * USUAL_PASSES
+    pairs += (n * n + m * m) * 5.0 * settings.debias
+    if device.type == "cuda":
+        return 5.0 + pairs * (d + 300) * GPU_PRODUCT
+    budget = settings.memory_budget or free_memory(device) // 2
+    small = src.points.dtype == tgt.points.dtype == torch.uint8
+    stored = n * m * (4 if small else 8) <= budget
+    products = (n * m + (n * n + m * m) * settings.debias) * 1.0 if stored else pairs
+    return 2.0 + (pairs * CPU_ENTRY + products * d * CPU_PRODUCT) * (1.0 if small else 2.0)
