@@ -1,0 +1,145 @@
+"""Small clouds and pairs for the kernel tests, and how their errors are counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from otdd_flash_kernels.pair import CostPair
+from otdd_flash_kernels.quantize import centre, quantize
+
+KINDS = ("uint8", "fp16", "fp32", "integers", "pixels", "fp64", "int64")
+
+
+def points(kind: str, n: int, d: int, seed: int) -> Tensor:  # (n, d)
+    """Return random points of one of ``KINDS``."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "fp16":
+        return torch.randn((n, d), generator=generator).half()
+    if kind == "fp32":
+        return torch.randn((n, d), generator=generator)
+    if kind == "fp64":
+        return torch.randn((n, d), generator=generator, dtype=torch.float64)
+    if kind == "int64":
+        return torch.randint(-3000, 3000, (n, d), generator=generator)
+    bytes_ = torch.randint(0, 256, (n, d), generator=generator)
+    if kind == "uint8":
+        return bytes_.to(torch.uint8)
+    return bytes_.float() if kind == "integers" else bytes_.float() / 255
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, m) float64
+    """Return the squared distances of the given points, by differences."""
+    return (x.double()[:, None] - y.double()[None]).square().sum(-1)
+
+
+def pair_of(
+    x: Tensor,  # (n, d)
+    y: Tensor,  # (m, d)
+    *,
+    classes: tuple[int, int] = (3, 4),
+    slices: int | None = None,
+    floats: bool = False,  # centred floats instead of slices
+    device: str = "cpu",
+) -> CostPair:
+    """Return a pair with random sorted labels and a label cost as large as the squared distance."""
+    rows, columns = centre(x, y) if floats else quantize(x, y, slices=slices)
+    generator = torch.Generator().manual_seed(x.shape[0] * 1000 + y.shape[0])
+    size = rows.step**2 * float((rows.bias.mean() + columns.bias.mean()).clamp(min=1.0))
+
+    def labels(n: int, v: int) -> Tensor:
+        # as many classes as points: one point in each
+        drawn = torch.arange(n) if v == n else torch.randint(0, v, (n,), generator=generator)
+        return drawn.sort().values
+
+    pair = CostPair(
+        rows,
+        columns,
+        rows.step**2,
+        size * torch.rand(classes, generator=generator, dtype=torch.float64),
+        labels(x.shape[0], classes[0]),
+        labels(y.shape[0], classes[1]),
+    )
+    return to_device(pair, device)
+
+
+def to_device(pair: CostPair, device: str) -> CostPair:
+    """Return the same pair on a device."""
+
+    def cloud(part):
+        return replace(
+            part,
+            data=part.data.to(device),
+            bias=part.bias.to(device),
+            residual=part.residual.to(device),
+        )
+
+    return replace(
+        pair,
+        rows=cloud(pair.rows),
+        columns=cloud(pair.columns),
+        label_cost=pair.label_cost.to(device),
+        row_labels=pair.row_labels.to(device),
+        column_labels=pair.column_labels.to(device),
+    )
+
+
+def potential(n: int, size: float, eps: float, *, zeros: bool = True) -> Tensor:  # (n,) float64
+    """Return a random potential plus eps log weight, a fifth of the weights zero."""
+    generator = torch.Generator().manual_seed(n)
+    h = size * torch.randn(n, generator=generator, dtype=torch.float64) - eps * math.log(n)
+    if zeros and n > 1:
+        h[::5] = -torch.inf
+    return h
+
+
+class Plain:
+    """The formulas of ``reference`` in plain torch float32 throughout."""
+
+    def __init__(self, pair: CostPair) -> None:
+        q, p = pair.rows.dense(torch.float32), pair.columns.dense(torch.float32)
+        cross = q @ p.mT
+        squared = pair.rows.bias.float()[:, None] + pair.columns.bias.float() - 2 * cross
+        labels = pair.label_cost.float()[pair.row_labels][:, pair.column_labels]
+        self.pair = pair
+        self.cost = pair.scale * squared + labels  # (n, m) float32
+
+    def softmin(self, h: Tensor, eps: float) -> Tensor:
+        """(n,) float32."""
+        return -eps * torch.logsumexp((h.float() - self.cost) / eps, dim=1)
+
+    def softmin_mean(self, h: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(n,) float32 softmin and mean score."""
+        score = (h.float() - self.cost).clamp(min=torch.finfo(torch.float32).min)
+        weights = torch.softmax(score / eps, dim=1)
+        return self.softmin(h, eps), (weights * score).sum(1)
+
+    def hardmin(self, g: Tensor) -> Tensor:
+        """(n,) float32."""
+        return (self.cost - g.float()).amin(1)
+
+    def class_softmin(self, h: Tensor, eps: float) -> Tensor:
+        """(n, Vy) float32."""
+        score = (h.float() - self.cost) / eps
+        seams = self.pair.column_seams
+        parts = [score[:, a:b].logsumexp(1) for a, b in zip(seams, seams[1:], strict=False)]
+        return -eps * torch.stack(parts, 1)
+
+
+def magnitude(cost: Tensor, h: Tensor, eps: float) -> float:
+    """Return the size of the largest number that any evaluation has to round."""
+    return float(cost.abs().max() + h[h.isfinite()].abs().max() + eps)
+
+
+def error(got: Tensor, truth: Tensor) -> float:
+    """Return the largest difference; infinities and NaN must sit in the same places."""
+    got, truth = got.double().cpu(), truth.double().cpu()
+    assert got.shape == truth.shape
+    assert torch.equal(got.isnan(), truth.isnan())
+    assert torch.equal(got[got.isinf()], truth[truth.isinf()])
+    assert torch.equal(got.isinf(), truth.isinf())
+    finite = truth.isfinite()
+    return float((got - truth)[finite].abs().max()) if finite.any() else 0.0

@@ -1,0 +1,450 @@
+"""Every operator of every backend against the dense float64 formulas.
+
+A backend's error is counted in units of what plain torch float32 makes of the same formula, or of
+one rounding of the largest number in it where plain torch happens to be luckier than that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from clouds import Plain, error, magnitude, pair_of, points, potential, to_device
+
+from otdd_flash_kernels import cpu, reference
+from otdd_flash_kernels.cpu import CpuCost
+from otdd_flash_kernels.pair import CostPair, unlabelled
+from otdd_flash_kernels.quantize import Cloud, quantize
+
+# float32 backends round three times where it matters: the column bias, the score, and the stored
+# maximum or cost. Measured over 2,000 problems: 2.0 at most
+K = 3
+# float64 backends against a float64 truth, in roundings of the largest number: the truth itself
+# errs by some. Measured over 6,800 problems: 4.6 at most
+K64 = 8
+
+BACKENDS: list = ["stored", "streamed"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if find_spec("triton"):
+    compiled = [pytest.mark.gpu] if DEVICE == "cuda" else []
+    TRITON = pytest.param("triton", marks=compiled)
+    BACKENDS.append(TRITON)
+else:
+    TRITON = pytest.param("triton", marks=pytest.mark.skip(reason="Triton is not installed"))
+
+# (n, m, d, kind, slices), tiles of the interpreter being 32 x 32 x 32
+CASES = [
+    (1, 1, 1, "fp64", 2),
+    (1, 129, 2, "uint8", None),
+    (129, 1, 3, "integers", None),
+    (2, 127, 15, "fp32", 1),
+    (127, 2, 16, "fp16", 2),
+    (129, 127, 17, "fp32", 2),
+    (37, 41, 31, "pixels", None),
+    (31, 67, 32, "fp64", 3),
+    (61, 59, 33, "int64", None),
+    (64, 33, 64, "fp16", 3),
+    (33, 32, 65, "uint8", 2),
+    (29, 31, 784, "uint8", None),
+    (5, 33, 784, "fp32", 2),
+    (2, 2, 17, "int64", 1),
+    (1, 1, 784, "fp16", None),
+    (127, 129, 1, "pixels", 3),
+]
+# float storage, for the CPU: float32 for bytes, float64 for the rest
+FLOATS = [
+    (1, 2, 3, "uint8"),
+    (129, 127, 17, "uint8"),
+    (31, 67, 784, "uint8"),
+    (2, 3, 1, "int64"),
+    (61, 59, 33, "fp16"),
+    (37, 129, 16, "fp32"),
+    (127, 41, 65, "fp64"),
+]
+
+
+class Operators:
+    """One backend's operators of a pair, with CPU tensors in and out."""
+
+    forward: Any
+    backward: Any = None  # the kernels of the transposed pair; CPU operators have their own
+
+    def __init__(self, backend: str, pair: CostPair) -> None:
+        if backend == "triton":
+            from otdd_flash_kernels.softmin import TritonCost
+
+            pair = to_device(pair, DEVICE)
+            self.forward = TritonCost(pair)
+            self.backward = TritonCost(pair.transposed)
+            self.single = True
+        else:
+            self.forward = CpuCost(pair, store=backend == "stored")
+            self.single = self.forward.dtype == torch.float32
+
+    def _give(self, h):
+        return h if self.backward is None else h.to(DEVICE)
+
+    def softmin(self, h, eps):
+        return self.forward.softmin(self._give(h), eps).cpu()
+
+    def softmin_mean(self, h, eps):
+        return tuple(part.cpu() for part in self.forward.softmin_mean(self._give(h), eps))
+
+    def hardmin(self, g):
+        return self.forward.hardmin(self._give(g)).cpu()
+
+    def class_softmin(self, h, eps):
+        return self.forward.class_softmin(self._give(h), eps).cpu()
+
+    def softmin_transposed(self, h, eps):
+        if self.backward is None:
+            return self.forward.softmin_transposed(h, eps)
+        return self.backward.softmin(self._give(h), eps).cpu()
+
+    def hardmin_transposed(self, f):
+        if self.backward is None:
+            return self.forward.hardmin_transposed(f)
+        return self.backward.hardmin(self._give(f)).cpu()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fill every fresh float buffer with NaN, and cut the CPU operators into small blocks."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    monkeypatch.setattr(cpu, "BLOCK_ENTRIES", 2500)
+
+
+@cache
+def problem(case: tuple, classes: tuple = (3, 4)) -> tuple[CostPair, torch.Tensor]:
+    n, m, d, kind, *slices = case
+    pair = pair_of(
+        points(kind, n, d, 1),
+        points(kind, m, d, 2),
+        classes=classes,
+        slices=slices[0] if slices else None,
+        floats=not slices,
+    )
+    return pair, reference.cost_matrix(pair)
+
+
+def assert_accurate(operators, got, truth, plain, size) -> None:
+    """Compare errors: ``size`` is the largest number of the formula."""
+    if operators.single:
+        allowed = K * max(error(plain, truth), 2.0**-24 * size)
+    else:
+        allowed = K64 * 2.0**-53 * size
+    assert error(got, truth) <= allowed
+
+
+def check_all(
+    operators: Operators, pair: CostPair, cost: torch.Tensor, relative_eps: float
+) -> None:
+    scale = float(cost.mean().clamp(min=1e-3))
+    eps = relative_eps * scale
+    plain = Plain(pair)
+    h = potential(pair.shape[1], scale / 4, eps)
+    size = magnitude(cost, h, eps)
+
+    def check(got, truth, usual):
+        assert_accurate(operators, got, truth, usual, size)
+
+    check(operators.softmin(h, eps), reference.softmin(pair, h, eps), plain.softmin(h, eps))
+    check(operators.hardmin(h), reference.hardmin(pair, h), plain.hardmin(h))
+    for got, truth, usual in zip(
+        operators.softmin_mean(h, eps),
+        reference.softmin_mean(pair, h, eps),
+        plain.softmin_mean(h, eps),
+        strict=True,
+    ):
+        check(got, truth, usual)
+    check(
+        operators.class_softmin(h, eps),
+        reference.class_softmin(pair, h, eps),
+        plain.class_softmin(h, eps),
+    )
+
+    other, other_plain = pair.transposed, Plain(pair.transposed)
+    h = potential(pair.shape[0], scale / 4, eps)
+    size = magnitude(cost, h, eps)
+    check(
+        operators.softmin_transposed(h, eps),
+        reference.softmin(other, h, eps),
+        other_plain.softmin(h, eps),
+    )
+    check(operators.hardmin_transposed(h), reference.hardmin(other, h), other_plain.hardmin(h))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_operators_on_integer_slices(case, backend):
+    pair, cost = problem(case)
+    check_all(Operators(backend, pair), pair, cost, 0.05)
+
+
+@pytest.mark.parametrize("backend", ["stored", "streamed"])
+@pytest.mark.parametrize("case", FLOATS, ids=str)
+def test_operators_on_centred_floats(case, backend):
+    pair, cost = problem(case)
+    operators = Operators(backend, pair)
+    assert operators.single is (case[3] == "uint8")
+    check_all(operators, pair, cost, 0.05)
+
+
+# far below and above what a solve meets
+TEMPERATURES = [1e-6, 1e-3, 10.0, 1e4]
+
+
+@pytest.mark.parametrize("relative_eps", TEMPERATURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [CASES[6], CASES[8]], ids=str)
+def test_small_and_large_temperatures(case, backend, relative_eps):
+    pair, cost = problem(case)
+    check_all(Operators(backend, pair), pair, cost, relative_eps)
+
+
+@pytest.mark.parametrize("relative_eps", TEMPERATURES)
+@pytest.mark.parametrize("case", [FLOATS[2], FLOATS[4]], ids=str)
+def test_small_and_large_temperatures_on_centred_floats(case, relative_eps):
+    pair, cost = problem(case)
+    check_all(Operators("streamed", pair), pair, cost, relative_eps)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("classes", [(12, 11), (1, 1), (1, 11), (12, 1)], ids=str)
+def test_one_class_and_as_many_classes_as_points(classes, backend):
+    pair, cost = problem((12, 11, 5, "fp32", 2), classes)
+    check_all(Operators(backend, pair), pair, cost, 0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_label_costs_of_classes_that_do_not_occur(backend):
+    pair, _ = problem((40, 37, 5, "fp32", 2), (9, 8))
+    rows = torch.arange(40) // 20 * 5 + 1  # 1 and 6 of 9
+    columns = torch.arange(37) // 13 * 2 + 1  # 1, 3 and 5 of 8
+    pair = replace(pair, row_labels=rows, column_labels=columns)
+    operators = Operators(backend, pair)
+    check_all(operators, pair, reference.cost_matrix(pair), 0.05)
+    by_class = operators.class_softmin(torch.zeros(37, dtype=torch.float64), 0.1)
+    absent = [0, 2, 4, 6, 7]
+    assert (by_class[:, absent] == torch.inf).all()
+    assert by_class[:, [1, 3, 5]].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_class_softmins_add_up_to_the_softmin(backend):
+    pair, cost = problem(CASES[6])
+    eps = 0.05 * float(cost.mean())
+    h = potential(pair.shape[1], 0.1, eps)
+    operators = Operators(backend, pair)
+    together = -eps * torch.logsumexp(-operators.class_softmin(h, eps) / eps, 1)
+    whole = reference.softmin(pair, h, eps)
+    assert_accurate(
+        operators, together, whole, Plain(pair).softmin(h, eps), magnitude(cost, h, eps)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spared", [slice(0, 0), slice(0, 1), slice(66, 67), slice(33, 34)])
+def test_whole_blocks_of_zero_weights(spared, backend):
+    # all but one weight zero, or all: the first blocks of every loop hold nothing but -inf
+    pair, cost = problem((67, 67, 3, "fp32", 2))
+    h = torch.full((67,), -torch.inf, dtype=torch.float64)
+    h[spared] = 0.3
+    operators = Operators(backend, pair)
+    plain, other = Plain(pair), Plain(pair.transposed)
+    size = float(cost.max()) + 1
+    for got, truth, usual in [
+        (operators.softmin(h, 0.1), reference.softmin(pair, h, 0.1), plain.softmin(h, 0.1)),
+        (
+            operators.softmin_transposed(h, 0.1),
+            reference.softmin(pair.transposed, h, 0.1),
+            other.softmin(h, 0.1),
+        ),
+        (operators.hardmin(h), reference.hardmin(pair, h), plain.hardmin(h)),
+        (
+            operators.hardmin_transposed(h),
+            reference.hardmin(pair.transposed, h),
+            other.hardmin(h),
+        ),
+    ]:
+        if spared == slice(0, 0):
+            assert (got == torch.inf).all()
+        assert_accurate(operators, got, truth, usual, size)
+    if spared != slice(0, 0):
+        # the mean of a single score is that score
+        mean = operators.softmin_mean(h, 0.1)[1]
+        score = (h[spared] - cost[:, spared])[:, 0]
+        assert_accurate(operators, mean, score, plain.softmin_mean(h, 0.1)[1], size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ties(backend):
+    # every column three times over: the hard minimum does not move by a bit, the soft one by log 3
+    x, y = points("uint8", 33, 4, 3) // 86, points("uint8", 21, 4, 4) // 86
+    g = potential(21, 1.0, 0.0, zeros=False).round()
+    once = Operators(backend, unlabelled(*quantize(x, y)))
+    thrice = Operators(backend, unlabelled(*quantize(x, y.repeat(3, 1))))
+    assert torch.equal(once.hardmin(g), thrice.hardmin(g.repeat(3)))
+    pair = unlabelled(*quantize(x, y))
+    truth = reference.softmin(pair, g, 0.5) - 0.5 * math.log(3)
+    cost = reference.cost_matrix(pair)
+    plain = Plain(unlabelled(*quantize(x, y.repeat(3, 1)))).softmin(g.repeat(3), 0.5)
+    got = thrice.softmin(g.repeat(3), 0.5)
+    assert_accurate(thrice, got, truth, plain, magnitude(cost, g, 0.5))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["uint8", "fp32"])
+def test_identical_points(kind, backend):
+    # all costs are zero and so is the size that hardmin scales by
+    x = points(kind, 1, 7, 5).repeat(35, 1)
+    operators = Operators(backend, unlabelled(*quantize(x, x[:33].clone())))
+    g = torch.linspace(-2, 2, 33, dtype=torch.float64)
+    # g = 2 at best, rounded as a score
+    least = torch.full((35,), -2.0, dtype=torch.float64)
+    assert error(operators.hardmin(g), least) <= K * 2.0**-24 * 2
+    h = torch.zeros(33, dtype=torch.float64)
+    # 33 weights of one: exact in float32, its logarithm within a rounding of one
+    expected = torch.full((35,), -0.1 * math.log(33), dtype=torch.float64)
+    assert error(operators.softmin(h, 0.1), expected) <= 0.1 * math.log(33) * 2.0**-22
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offset_1000_costs_no_digit(backend):
+    x, y = (1000 + (points("fp64", 35, 8, s) * 2**30).round() / 2**30 for s in (6, 7))
+    near, far = quantize(x - 1000, y - 1000), quantize(x, y)
+    h = potential(35, 1.0, 0.3)
+    results = [Operators(backend, unlabelled(*clouds)).softmin(h, 0.3) for clouds in (near, far)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_non_contiguous_potentials_and_points(backend):
+    x, y = points("fp32", 12, 35, 8).mT, points("fp32", 33, 24, 9)[:, ::2]
+    operators = Operators(backend, unlabelled(*quantize(x, y)))
+    same = Operators(backend, unlabelled(*quantize(x.contiguous(), y.contiguous())))
+    h = potential(66, 1.0, 0.3)[::2]
+    assert not h.is_contiguous()
+    assert torch.equal(operators.softmin(h, 0.3), same.softmin(h.contiguous(), 0.3))
+    assert torch.equal(operators.hardmin(h), same.hardmin(h.contiguous()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_constant_columns(backend):
+    x, y = points("fp32", 35, 20, 10), points("fp32", 33, 20, 11)
+    for folded in (slice(0, 7), slice(None)):
+        x[:, folded], y[:, 4:9] = 0.5, -0.25
+        pair = unlabelled(*quantize(x, y))
+        check_all(Operators(backend, pair), pair, reference.cost_matrix(pair), 0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_same_call_twice_is_bit_equal(backend):
+    pair, cost = problem(CASES[5])
+    operators = Operators(backend, pair)
+    h = potential(pair.shape[1], 1.0, 0.5)
+    assert torch.equal(operators.softmin(h, 0.5), operators.softmin(h, 0.5))
+    assert torch.equal(operators.class_softmin(h, 0.5), operators.class_softmin(h, 0.5))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_cloud_with_itself(backend):
+    x = points("uint8", 35, 6, 12)
+    pair = unlabelled(*quantize(x, x))
+    operators = Operators(backend, pair)
+    g = torch.zeros(35, dtype=torch.float64)
+    cost = reference.cost_matrix(pair)
+    assert error(operators.hardmin(g), g) <= K * 2.0**-24 * float(cost.max())
+    h = potential(35, 1.0, 100.0)
+    rows, columns = operators.softmin(h, 100.0), operators.softmin_transposed(h, 100.0)
+    assert error(rows, columns) <= K * 2.0**-24 * magnitude(cost, h, 100.0)
+
+
+def extreme(value: int, d: int) -> Cloud:
+    """Return one point whose d coordinates are all ``value``."""
+    bias = torch.tensor([float(d) * value**2], dtype=torch.float64)
+    return Cloud(torch.full((1, 1, d), value, dtype=torch.int8), bias, 1.0, torch.zeros_like(bias))
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize("d", [131072, 131088])
+def test_products_beyond_32_bits_are_refused(d, backend):
+    with pytest.raises(ValueError, match="32-bit integers"):
+        Operators(backend, unlabelled(extreme(-128, d), extreme(-128, d)))
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_products_just_inside_32_bits(backend):
+    d = 131056  # 128^2 d = 2^31 - 2^18
+    pair = unlabelled(extreme(-128, d), extreme(-128, d))
+    got = Operators(backend, pair).hardmin(torch.zeros(1, dtype=torch.float64))
+    # the cost is zero; norms and twice the product are 2^32, rounded on the way
+    assert error(got, torch.zeros(1)) <= K * 2.0**-24 * 2.0**32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("eps", [0.1, 0.3, 7.0, 1e3])
+def test_rounding_the_slope_moves_nothing_but_eps(eps, backend):
+    # products that are powers of two and a column bias of zero leave scores without any rounding
+    # in float32: what is left is the conversion back to cost, which is float64's business
+    products = torch.tensor([1, 2, 32, 64], dtype=torch.int8)
+    data = torch.zeros((1, 4, 16), dtype=torch.int8)
+    data[0, :, 0] = products
+    rows = Cloud(data, torch.full((4,), 1e4, dtype=torch.float64), 1.0, torch.zeros(4))
+    columns = Cloud(data[:, 3:], torch.zeros(1, dtype=torch.float64), 1.0, torch.zeros(1))
+    operators = Operators(backend, unlabelled(rows, columns))
+    zero = torch.zeros(1, dtype=torch.float64)
+    truth = 1e4 - 2.0 * products.double() * 64
+    for got in (operators.hardmin(zero), operators.softmin(zero, eps)):
+        assert error(got, truth) <= K64 * 2.0**-53 * 2e4
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_float_clouds_are_refused_by_the_kernels(backend):
+    pair, _ = problem(FLOATS[5])
+    with pytest.raises(ValueError, match="quantize"):
+        Operators(backend, pair)
+
+
+def test_stored_costs_are_the_size_they_say():
+    for case in (FLOATS[1], FLOATS[5], CASES[5]):
+        pair, _ = problem(case)
+        stored = CpuCost(pair, store=True)
+        blocks = [block for _, block in stored.blocks()]
+        assert sum(b.numel() * b.element_size() for b in blocks) == CpuCost.bytes_to_store(pair)
+        made = [block for _, block in CpuCost(pair, store=False).blocks()]
+        assert len(made) > 1
+        assert torch.equal(torch.cat(blocks), torch.cat(made))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_outputs_beyond_2_31_elements():
+    from otdd_flash_kernels.softmin import TritonCost
+
+    if torch.cuda.mem_get_info()[0] < 115e9:
+        pytest.skip("needs 115 GB of free GPU memory")
+    n, m = 53_693, 40_009  # n * m is just above 2^31
+    x = torch.randint(0, 256, (n, 2), dtype=torch.uint8, device="cuda")
+    y = torch.randint(0, 256, (m, 2), dtype=torch.uint8, device="cuda")
+    pair = replace(
+        unlabelled(*quantize(x, y)),
+        label_cost=torch.zeros((1, m), dtype=torch.float64, device="cuda"),
+        column_labels=torch.arange(m, device="cuda"),
+    )
+    # the softmin over one column is its cost
+    by_class = TritonCost(pair).class_softmin(torch.zeros(m, device="cuda").double(), 1e3)
+    for corner in (slice(0, 200), slice(-200, None)):
+        true = (x[corner].double()[:, None] - y[corner].double()).square().sum(-1)
+        assert float((by_class[corner, corner] - true).abs().max()) <= K * 2.0**-24 * 2 * 255**2
