@@ -85,7 +85,9 @@ def _draw(
         _image_pairs(figure, below, result, src, tgt, pairs)
     elif src is not None and tgt is not None and src.dimension == tgt.dimension > 1:
         halves = below.subgridspec(1, 2)
-        _scatter(figure.add_subplot(halves[0]), src, tgt, mass, pairs)
+        rows, others = _ids(src, source.class_names), _ids(tgt, target.class_names)
+        joined = [(rows[row], others[column], mass[row, column]) for row, column in pairs]
+        _scatter(figure.add_subplot(halves[0]), src, tgt, joined)
         _bars(figure.add_subplot(halves[1]), result, mass, pairs)
     else:
         _bars(figure.add_subplot(below), result, mass, pairs)
@@ -158,9 +160,10 @@ def _image_pairs(
     columns = PAIRS // 2
     grid = where.subgridspec(2, columns)
     mass = _array(result.class_mass)
+    rows, others = _ids(src, result.source.class_names), _ids(tgt, result.target.class_names)
     for k, (row, column) in enumerate(pairs):
         axes = figure.add_subplot(grid[k // columns, k % columns])
-        sheet = pair_sheet(src, row, tgt, column, SAMPLES)
+        sheet = pair_sheet(src, rows[row], tgt, others[column], SAMPLES)
         axes.imshow(sheet, interpolation="nearest")
         axes.axhline(len(sheet) / 2 - 0.5, color="white", linewidth=2)
         title = f"{_pair(result, row, column)}\n{mass[row, column]:.1%} of the mass"
@@ -168,12 +171,18 @@ def _image_pairs(
         axes.set_axis_off()
 
 
+def _ids(dataset: LabelledDataset, names: Sequence[str]) -> list[int]:
+    """Return the dataset's ids of a result's classes, which lacks those without weight."""
+    if len(names) == dataset.classes:
+        return list(range(len(names)))
+    return [dataset.class_names.index(name) for name in names]
+
+
 def _scatter(
     axes: Axes,
     src: LabelledDataset,
     tgt: LabelledDataset,
-    mass: np.ndarray,
-    pairs: list[tuple[int, int]],
+    joined: list[tuple[int, int, float]],  # class of src, class of tgt, mass
 ) -> None:
     """Draw both datasets in the plane of their first two principal components."""
     shown = [_thin(src), _thin(tgt)]
@@ -197,10 +206,11 @@ def _scatter(
             label=name,
         )
         means.append({k: plane[labels == k].mean(axis=0) for k in np.unique(labels).tolist()})
-    for row, column in pairs:
+    most = max((share for _, _, share in joined), default=1.0)
+    for row, column, share in joined:
         if row in means[0] and column in means[1]:
             ends = np.stack([means[0][row], means[1][column]])
-            width = 0.8 + 4 * mass[row, column] / mass.max()
+            width = 0.8 + 4 * share / most
             axes.plot(*ends.T, color="black", linewidth=width, alpha=0.7, solid_capstyle="round")
     axes.set_title("first two principal components, strongest pairs joined", fontsize=11)
     axes.tick_params(labelsize=8)

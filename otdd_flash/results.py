@@ -123,7 +123,7 @@ def _revived(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def conventions(settings: OTDDSettings) -> str:
-    """Say in one line what the cost is, what ``eps`` is measured in and what the distance is."""
+    """Say in one line what the cost is and what ``eps`` is measured in."""
     terms = []
     if settings.lambda_x:
         terms.append(_scaled(settings.lambda_x, "||x - y||^2"))
@@ -134,8 +134,7 @@ def conventions(settings: OTDDSettings) -> str:
     if settings.cost_scale != 1:
         cost = f"{settings.cost_scale:g} ({cost})"
     points = {"none": "", "unit": "; points in [0, 1]", "mnist": "; points standardised"}
-    root = "squared" if settings.convention == "microsoft" else "sqrt(squared)"
-    return f"C = {cost}{points[settings.normalize]}; eps in units of C; distance = {root}"
+    return f"C = {cost}{points[settings.normalize]}; eps in units of C"
 
 
 def _scaled(factor: float, term: str) -> str:
@@ -179,7 +178,7 @@ def _values(result: OTDDResult) -> list[str]:
     own = " + ".join(str(count) for count in result.self_passes)
     kind = "debiased" if settings.debias else "not debiased"
     rows = [
-        ("distance", f"{result.distance:.7g}"),
+        ("distance", f"{result.distance:.7g} = sqrt(squared)"),
         ("squared", f"{result.squared:.7g} ({kind}), between {low:.7g} and {high:.7g}"),
         ("transport", f"lower {transport.lower:.7g} <= OT <= upper {transport.upper:.7g}"),
         ("", f"entropic {transport.entropic:.7g}"),
@@ -217,7 +216,7 @@ def _classes(result: OTDDResult) -> list[str]:
 
 
 def _machine(result: OTDDResult) -> list[str]:
-    stages = ", ".join(f"{name} {value:.1f}" for name, value in result.seconds.items())
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in result.seconds.items())
     memory = bytes_text(result.peak_memory_bytes)
     return [
         f"{'seconds':<{LABEL}}{stages}",

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -94,6 +95,22 @@ def test_without_a_plane_bars_remain(tmp_path, pair):
     figure = plot_result(fake_result(3, 3), *pair, tmp_path / "r.png")
     titles = [axes.get_title() for axes in figure.axes]
     assert "strongest class pairs" in titles and len(figure.axes) == 5
+
+
+def test_classes_without_weight_do_not_shift_the_samples(monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "otdd_flash.plots.pair_sheet",
+        lambda src, row, tgt, column, count: shown.append((row, column)) or np.zeros((2, 4, 3)),
+    )
+    # the result knows the classes 1 and 2 of 0, 1, 2
+    base = fake_result(2, 3)
+    source = dataclasses.replace(base.source, class_names=("1", "2"))
+    mass = torch.tensor([[0.0, 0.0, 0.7], [0.3, 0.0, 0.0]], dtype=torch.float64)
+    result = fake_result(2, 3, source=source, class_mass=mass)
+    plot_result(result, fake_images(3), fake_images(3), Figure())
+    assert shown == [(1, 2), (2, 0)]
+    plot_result(result, vectors(), vectors(), Figure())
 
 
 def test_other_formats_and_a_given_figure(tmp_path):

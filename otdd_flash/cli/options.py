@@ -120,7 +120,7 @@ distance_options = _group(
         type=click.Choice(["otdd", "microsoft"]),
         default="otdd",
         show_default=True,
-        help="microsoft: half costs and no square root, as in microsoft/otdd.",
+        help="microsoft: half costs; squared is then the value of microsoft/otdd.",
     ),
     click.option("--no-debias", is_flag=True, help="Do not subtract the two self terms."),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,12 +12,22 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 # a pass count without a known end has no bar
-COUNTING = "{desc}: {n_fmt} [{elapsed}{postfix}]"
+COUNTING = "{desc} {n_fmt} [{elapsed}{postfix}]"
+BAR = "{desc} {bar:30} {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 def wanted(quiet: bool) -> bool:
     """Bars are for a person at a terminal: nothing when stderr is piped or ``quiet``."""
     return not quiet and sys.stderr.isatty()
+
+
+def _shape() -> dict[str, Any]:
+    """Return tqdm's options for the terminal; one that does not tell its size has 80 columns."""
+    try:
+        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except OSError:
+        known = False
+    return {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
 
 
 class Bars:
@@ -37,12 +48,12 @@ class Bars:
             self.close()
             self.stage = progress.stage
             self.bar = tqdm(
-                desc=f"{progress.stage:<14}",
+                desc=f"{progress.stage:<11}",
                 total=progress.total,
                 file=sys.stderr,
-                bar_format=None if progress.total else COUNTING,
-                dynamic_ncols=True,
+                bar_format=BAR if progress.total else COUNTING,
                 leave=True,
+                **_shape(),
             )
         self.bar.set_postfix_str(progress.note, refresh=False)
         self.bar.update(progress.done - self.bar.n)
