@@ -104,8 +104,8 @@ class CpuCost:
         scaled, lowest = (h / eps).to(self.dtype), LOWEST_EXPONENT[self.dtype]
         for rows, block in self.blocks():
             score = torch.sub(scaled, block, alpha=1.0 / eps)
-            top = _finite(score.amax(dim=1, keepdim=True))
-            score.sub_(top).clamp_(min=lowest)
+            top = score.amax(dim=1, keepdim=True)
+            score.sub_(_finite(top)).clamp_(min=lowest)
             weights = score.exp() if mean else score.exp_()
             total = weights.sum(dim=1)
             out[rows] = top[:, 0].double() + total.double().log()

@@ -206,10 +206,9 @@ def quantize(
         shift = (columns.high - columns.low) / 2
     else:
         slices = needed if slices is None else slices
-        # a whole number of steps from the lowest value, in the middle of the signed range
-        middle = 128 if needed == 1 else 128 * 256
-        centre = ((columns.high - columns.low) / (2 * step)).round()
-        shift = (centre if needed == 2 else torch.full_like(centre, middle)) * step
+        # a whole number of steps from the lowest value, in the middle of each column's range: norms
+        # no larger than the distances, which the kernels' float32 scores could not tell apart
+        shift = ((columns.high - columns.low) / (2 * step)).round() * step
     left = _slice_cloud(x, columns, columns.fold_x, shift, step, slices)
     if y is x:
         return left, left

@@ -73,7 +73,7 @@ def softmin_kernel(
                 for k in range(0, d, BK):
                     left = rows.load([s * n + first_row, k])  # [BM, BK]
                     right = columns.load([t * m + j, k])  # [BN, BK]
-                    part = tl.dot(left, right.T, part)
+                    part = tl.dot(left, right.T, part, out_dtype=tl.int32)
                 dots += part.to(tl.float32) * (256.0 ** (s + t))
         index = j + tl.arange(0, BN)
         inside = index < end
