@@ -12,23 +12,25 @@ from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.ops import CostOperator, make_clouds, make_operator
 from otdd_flash.types import LabelledDataset
 from otdd_flash_kernels.pair import CostPair, bilinear
+from otdd_flash_kernels.quantize import Cloud
 
 MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """Samples of positive weight, sorted by class, on the device."""
+class Margin:
+    """Classes and weights of samples, in the order in which a problem holds them."""
 
-    points: Tensor  # (n, d)
     labels: Tensor  # (n,) int64, sorted
     weights: Tensor  # (n,) float64 > 0, sums to 1
     order: Tensor  # (n,) rows of the dataset they came from
 
-    @cached_property
-    def log_weights(self) -> Tensor:
-        """Logarithms of the weights, (n,) float64."""
-        return self.weights.log()
+
+@dataclass(frozen=True, eq=False)
+class Side(Margin):
+    """Samples of positive weight, sorted by class, on the device."""
+
+    points: Tensor  # (n, d)
 
 
 def make_side(
@@ -41,10 +43,10 @@ def make_side(
     used = (weights > 0).nonzero()[:, 0]
     order = used[torch.sort(labels[used], stable=True).indices]
     return Side(
-        points[order].to(device),
         labels[order].to(device),
         weights[order].to(device, torch.float64),
         order.to(device),
+        points[order].to(device),
     )
 
 
@@ -97,14 +99,23 @@ class Problem:
     """A cost between two sides and the operators that stream it."""
 
     op: CostOperator
-    x: Side
-    y: Side
+    x: Margin
+    y: Margin
     moved: float  # root mean square distance that quantisation moved both sides, in cost units
 
     @cached_property
     def mean_cost(self) -> float:
         """Exact mean of C under the product of the weights, from sums over each side alone."""
         return float(bilinear(self.op.pair, self.x.weights, self.y.weights))
+
+
+def _by_extent(side: Side, cloud: Cloud) -> tuple[Margin, Cloud]:
+    """Sort the samples of each class by their extent, so that tiles can skip what is constant."""
+    if cloud.extent is None:
+        return side, cloud
+    rows = torch.argsort(side.labels * (cloud.data.shape[-1] + 1) + cloud.extent, stable=True)
+    margin = Margin(side.labels[rows], side.weights[rows], side.order[rows])
+    return margin, cloud.take(rows)
 
 
 def make_problem(
@@ -122,16 +133,18 @@ def make_problem(
         BudgetError: a memory budget below the workspace of streaming.
     """
     clouds = make_clouds(x.points, y.points, slices)
+    first, x_cloud = _by_extent(x, clouds[0])
+    second, y_cloud = (first, x_cloud) if y is x else _by_extent(y, clouds[1])
     pair = CostPair(
-        clouds[0],
-        clouds[1],
-        factor * clouds[0].step ** 2,
+        x_cloud,
+        y_cloud,
+        factor * x_cloud.step**2,
         label_cost.to(x.weights.device, torch.float64),
-        x.labels,
-        y.labels,
+        first.labels,
+        second.labels,
     )
     moved = sum(
-        float(side.weights @ cloud.residual) ** 0.5
-        for side, cloud in zip((x, y), clouds, strict=True)
+        float(margin.weights @ cloud.residual) ** 0.5
+        for margin, cloud in ((first, x_cloud), (second, y_cloud))
     )
-    return Problem(make_operator(pair, memory_budget), x, y, moved * factor**0.5)
+    return Problem(make_operator(pair, memory_budget), first, second, moved * factor**0.5)

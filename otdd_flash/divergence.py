@@ -25,7 +25,7 @@ from otdd_flash.certificate import (
     round_plan,
     transport_bounds,
 )
-from otdd_flash.cost import Problem, Side, make_problem, make_side
+from otdd_flash.cost import Margin, Problem, Side, make_problem, make_side
 from otdd_flash.errors import ConvergenceWarning, DataError
 from otdd_flash.ops import resolve_device
 from otdd_flash.sinkhorn import Solution, Solve, solve_symmetric
@@ -88,6 +88,8 @@ class Divergence:
     mean_cost: float
     transport: Bounds | None  # None when not asked for
     mass: Tensor | None  # (Vx, Vy) float64
+    x: Margin  # the order of the cross term's potentials
+    y: Margin
     moved: float  # root mean square distance that quantisation moved the points, in cost units
     backend: str
 
@@ -166,7 +168,7 @@ def divergence_steps(
     clouds: LabelledClouds,
     settings: OTDDSettings,
     *,
-    start: Tensor | None = None,  # (m,) g of a problem nearby, in the order of clouds.y
+    start: Tensor | None = None,  # (m,) g of a problem nearby, in the order of y's rows
     certify: bool = True,  # bounds of the unregularised cost and the class mass: three passes
 ) -> Generator[Progress, None, Divergence]:
     """Solve the terms of S one after the other; each is freed before the next.
@@ -193,7 +195,8 @@ def divergence_steps(
                 selves += ((yield from _self_term(inner, stage, eps, settings)),)
                 # frees a stored cost before the next is made
                 del inner
-        cross = yield from _cross_term(problem, eps, settings, start)
+        warm = None if start is None else start[problem.y.order]
+        cross = yield from _cross_term(problem, eps, settings, warm)
     value, bounds = _debiased(cross, selves, exact_zero=same and settings.debias)
     transport = mass = None
     if certify:
@@ -204,16 +207,18 @@ def divergence_steps(
         mass = class_mass(problem.op, a, b, eps, cross.solution)
         yield Progress("certificate", 2, 2)
     return Divergence(
-        value,
-        bounds,
-        cross,
-        selves,
-        eps,
-        mean_cost,
-        transport,
-        mass,
-        problem.moved,
-        problem.op.backend,
+        value=value,
+        bounds=bounds,
+        cross=cross,
+        selves=selves,
+        epsilon=eps,
+        mean_cost=mean_cost,
+        transport=transport,
+        mass=mass,
+        x=problem.x,
+        y=problem.y,
+        moved=problem.moved,
+        backend=problem.op.backend,
     )
 
 

@@ -13,6 +13,7 @@ from otdd_flash.errors import BudgetError, DeviceError
 from otdd_flash_kernels.cpu import CpuCost
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud, centre, quantize
+from otdd_flash_kernels.sparsity import order_columns
 
 # Triton's blocks and the float64 chunks of quantisation and moments
 WORKSPACE_BYTES = 64 << 20
@@ -64,7 +65,7 @@ class TritonOperator:
     """Triton kernels in both directions of a pair."""
 
     def __init__(self, pair: CostPair) -> None:
-        from otdd_flash_kernels.softmin import TritonCost
+        from otdd_flash_kernels.triton_cost import TritonCost
 
         try:
             self._forward = TritonCost(pair)
@@ -140,7 +141,9 @@ def make_clouds(
     slices: int | None,  # int8 slices on a GPU, None: exact or two
 ) -> tuple[Cloud, Cloud]:
     """Return the clouds that the device's operators read: integer slices on a GPU, floats else."""
-    return quantize(x, y, slices=slices) if x.device.type == "cuda" else centre(x, y)
+    if x.device.type == "cpu":
+        return centre(x, y)
+    return order_columns(*quantize(x, y, slices=slices))
 
 
 def make_operator(

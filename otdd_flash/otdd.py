@@ -24,7 +24,7 @@ from torch import Tensor
 
 from otdd_flash.bures import LabelCost, label_cost
 from otdd_flash.certificate import quantization_bound
-from otdd_flash.cost import Side, check_dimensions, make_side, normalisation
+from otdd_flash.cost import Margin, check_dimensions, make_side, normalisation
 from otdd_flash.divergence import (
     Divergence,
     LabelledClouds,
@@ -118,7 +118,7 @@ def steps(
         factor=settings.cost_scale * settings.lambda_x * factor**2,
     )
     if start is not None:
-        start = _checked_start(start, tgt, clouds.y, used[1])
+        start = _checked_start(start, tgt, used[1], device)
     yield Progress("prepare", 1, 1)
     clock.lap("prepare")
     walk = divergence_steps(clouds, settings, start=start)
@@ -188,16 +188,16 @@ def _label_costs(
 def _checked_start(
     start: Tensor,
     tgt: LabelledDataset,
-    side: Side,
     used: LabelledDataset,
-) -> Tensor:  # (m,) in the order of the side
-    start = torch.as_tensor(start).detach().to(side.weights.device, torch.float64)
+    device: torch.device,
+) -> Tensor:  # (m',) for the rows that carry weight
+    start = torch.as_tensor(start).detach().to("cpu", torch.float64)
     if start.shape != (len(tgt),) or not torch.isfinite(start[_rows_of(tgt, used)]).all():
         raise SettingsError(
             f"start has shape {tuple(start.shape)}, expected ({len(tgt)},) finite numbers: the "
             "g of a result for the same target"
         )
-    return start[_rows_of(tgt, used).to(start.device)][side.order]
+    return start[_rows_of(tgt, used)].to(device)
 
 
 def _rows_of(dataset: LabelledDataset, used: LabelledDataset) -> Tensor:
@@ -208,13 +208,13 @@ def _rows_of(dataset: LabelledDataset, used: LabelledDataset) -> Tensor:
 
 
 def _unsorted(
-    potential: Tensor,  # (n',) in the order of the side
-    side: Side,
+    potential: Tensor,  # (n',) in the order of the margin
+    margin: Margin,
     dataset: LabelledDataset,
     used: LabelledDataset,
 ) -> Tensor:  # (n,) in the caller's order, NaN where a sample has weight zero
     out = torch.full((len(dataset),), torch.nan, dtype=torch.float64)
-    out[_rows_of(dataset, used)[side.order.cpu()]] = potential.cpu()
+    out[_rows_of(dataset, used)[margin.order.cpu()]] = potential.cpu()
     return out
 
 
@@ -238,7 +238,6 @@ def _result(
     ]
     if divergence.mean_cost <= 0:
         notes.append("all costs are zero: every sample of both datasets is the same point")
-    y = clouds.x if clouds.same else clouds.y
     return OTDDResult(
         source=_summary(src, used[0]),
         target=_summary(tgt, used[1]),
@@ -254,8 +253,8 @@ def _result(
         self_passes=tuple(t.solution.passes for t in divergence.selves) or (0, 0),  # type: ignore[arg-type]
         label_cost=clouds.label_cost.cpu(),
         class_mass=divergence.mass.cpu(),
-        f=_unsorted(solution.f, clouds.x, src, used[0]),
-        g=_unsorted(solution.g, y if y is clouds.y else clouds.y, tgt, used[1]),
+        f=_unsorted(solution.f, divergence.x, src, used[0]),
+        g=_unsorted(solution.g, divergence.y, tgt, used[1]),
         quantization_error=quantization_bound(transport.upper, divergence.moved),
         seconds={**clock.seconds, "total": clock.total()},
         peak_memory_bytes=_peak_memory(device),

@@ -185,8 +185,9 @@ class LabelledDataset:
         shape = tuple(np.shape(points))[1:] or (1,)
         flat = check_points(points, name)
         n = flat.shape[0]
+        names: tuple[str, ...] = ("all",)
         if labels is None:
-            ids, names = torch.zeros(n, dtype=torch.int64), ("all",)
+            ids = torch.zeros(n, dtype=torch.int64)
         else:
             ids, names = class_ids(labels, n, name, class_names)
         if sample_shape is not None and math.prod(sample_shape) != flat.shape[1]:

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-ROWS_PER_CHUNK = 8192
+# float64 entries of one chunk: 64 MB
+CHUNK_ENTRIES = 1 << 23
 # grids on which float data often lie: integers, and 8-bit pixels divided by 255
 KNOWN_STEPS = (1.0, 1.0 / 255.0)
 # largest |q| that s signed 8-bit slices hold on both signs
@@ -38,6 +39,8 @@ class Cloud:
     bias: Tensor  # (n,) float64, squared norms and folded columns, in units of step^2
     step: float  # length of one grid step in the units of the points; 1 for floats
     residual: Tensor  # (n,) float64, squared distance from the given to the stored point
+    background: Tensor | None = None  # (d_padded,) int8 value of unused columns, see sparsity.py
+    extent: Tensor | None = None  # (n,) int32, columns from here on hold the background
 
     @property
     def n(self) -> int:
@@ -48,6 +51,19 @@ class Cloud:
     def quantized(self) -> bool:
         """Whether the points are integer slices."""
         return self.data.dtype == torch.int8
+
+    def take(
+        self,
+        rows: Tensor,  # (k,) int64
+    ) -> Cloud:
+        """Return the cloud of the chosen rows, in their order."""
+        return replace(
+            self,
+            data=self.data.index_select(-2, rows),
+            bias=self.bias[rows],
+            residual=self.residual[rows],
+            extent=None if self.extent is None else self.extent[rows],
+        )
 
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:  # (n, d)
         """Return the stored coordinates in grid units; exact while they fit ``dtype``."""
@@ -62,15 +78,17 @@ class Cloud:
     def weighted_sum(self, weights: Tensor) -> Tensor:  # (n,) float64 -> (d,) float64
         """Return ``sum_i weights_i q_i`` in float64, by chunks of rows."""
         total = torch.zeros(self.data.shape[-1], dtype=torch.float64, device=self.data.device)
-        for rows in _chunks(self.n):
+        for rows in _chunks(self.data):
             part = self.data[..., rows, :]
             total += weights[rows] @ replace(self, data=part).dense()
         return total
 
 
-def _chunks(n: int) -> Iterator[slice]:
-    for start in range(0, n, ROWS_PER_CHUNK):
-        yield slice(start, min(start + ROWS_PER_CHUNK, n))
+def _chunks(x: Tensor) -> Iterator[slice]:
+    """Yield spans of the rows of an (..., n, d) tensor."""
+    n, height = x.shape[-2], max(1, CHUNK_ENTRIES // max(1, x.shape[-1]))
+    for start in range(0, n, height):
+        yield slice(start, min(start + height, n))
 
 
 def _column_range(x: Tensor) -> tuple[Tensor, Tensor]:  # (d,) float64 minimum and maximum
@@ -85,7 +103,7 @@ def _folded(
 ) -> Tensor:  # (n,) float64
     out = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     if len(columns):
-        for rows in _chunks(x.shape[0]):
+        for rows in _chunks(x):
             out[rows] = (x[rows][:, columns].double() - constant[columns]).square().sum(1)
     return out
 
@@ -122,7 +140,7 @@ def _on_grid(x: Tensor, step: float, columns: Tensor, nearby: float) -> bool:
     Not where that last bit is coarser than ``nearby``: halves in float16 near 1000 would all pass
     for multiples of 1/255.
     """
-    for rows in _chunks(x.shape[0]):
+    for rows in _chunks(x):
         part = x[rows][:, columns]
         integer = (part.double() / step).round()
         nearest = (integer * step).to(part.dtype)
@@ -164,7 +182,7 @@ def _slice_cloud(
     data = torch.zeros((slices, n, padded), dtype=torch.int8, device=x.device)
     bias = fold / step**2
     residual = torch.zeros(n, dtype=torch.float64, device=x.device)
-    for rows in _chunks(n):
+    for rows in _chunks(x):
         # in this order both differences are exact where the range is a few ulps of the values
         part = (x[rows][:, columns.kept].double() - columns.low) - shift
         q = (part / step).round_()
@@ -240,7 +258,7 @@ def centre(
         bias = fold.clone()
         if not len(columns.kept):
             data.zero_()
-        for rows in _chunks(points.shape[0]) if len(columns.kept) else ():
+        for rows in _chunks(points) if len(columns.kept) else ():
             part = points[rows][:, columns.kept].double() - offset
             data[rows] = part.to(dtype)
             bias[rows] += part.square().sum(1)

@@ -1,4 +1,4 @@
-"""Row tiles that hold one class each, and the jit helpers that kernels share."""
+"""Row tiles that hold one class each, runs of columns, and the jit helpers that kernels share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,96 @@ def pure_tiles(
     return torch.stack([start, end, klass], dim=1).to(torch.int32).contiguous()
 
 
+def with_steps(
+    tiles: Tensor,  # (tiles, 3) int32
+    extent: Tensor | None,  # (n,) int32 columns that each row needs, None: all
+    depth: int,
+    steps: int,  # of a tile that needs all columns
+) -> Tensor:  # (tiles, 4) int32: and the steps of `depth` columns that the tile needs
+    """Note how many steps of the dot product each tile needs, the longest tiles first."""
+    if extent is None:
+        need = torch.full((len(tiles),), steps, dtype=torch.int32, device=tiles.device)
+        return torch.cat([tiles, need[:, None]], dim=1).contiguous()
+    owner = torch.repeat_interleave(
+        torch.arange(len(tiles), device=tiles.device), (tiles[:, 1] - tiles[:, 0]).long()
+    )
+    longest = torch.zeros(len(tiles), dtype=torch.int32, device=tiles.device)
+    longest.scatter_reduce_(0, owner, extent, "amax")
+    need = ((longest + depth - 1) // depth).clamp(min=1)
+    order = torch.argsort(need, descending=True, stable=True)
+    return torch.cat([tiles, need[:, None]], dim=1)[order].contiguous()
+
+
+def column_runs(
+    spans: list[tuple[int, int]],  # columns that are reduced apart from one another
+    extent: Tensor | None,  # (m,) int32 on the CPU
+    width: int,
+    depth: int,
+    steps: int,
+    parts: int = 1,  # pieces of about equal work that a span is cut into
+) -> tuple[Tensor, Tensor]:  # (runs, 3) int32: first, end, steps; (segments + 1,) int32 into them
+    """Cut spans of columns into segments, and those into runs of tiles with the same steps."""
+    runs: list[tuple[int, int, int]] = []
+    seams = [0]
+    for begin, end in spans:
+        starts = range(begin, end, width)
+        if extent is None:
+            needs = [steps] * len(starts)
+        else:
+            needs = [
+                max(1, -(-int(extent[j : min(j + width, end)].max()) // depth)) for j in starts
+            ]
+        share, done, piece = sum(needs) / parts, 0, 1
+        for j, need in zip(starts, needs, strict=True):
+            fresh = len(runs) == seams[-1]
+            if not fresh and runs[-1][2] == need:
+                runs[-1] = (runs[-1][0], min(j + width, end), need)
+            else:
+                runs.append((j, min(j + width, end), need))
+            done += need
+            if done >= share * piece and piece < parts and j + width < end:
+                seams.append(len(runs))
+                piece += 1
+        seams.append(len(runs))
+    table = torch.tensor(runs, dtype=torch.int32).reshape(-1, 3)
+    return table, torch.tensor(seams, dtype=torch.int32)
+
+
 @triton.jit
-def running_maximum(
-    top,  # (BM,) maximum so far
-    score,  # (BM, BN)
+def column_bias(
+    u,  # (m,) float32 bias of the columns, base 2
+    label_cost,  # (Vy,) float32 label costs of the tile's class, base 2
+    column_labels,  # (m,) int32
+    index,  # (BN,) columns of the tile
+    end,  # first column that is not of the run
 ):
-    """Return the new row maximum and the same with -inf replaced by 0, to subtract safely."""
-    higher = tl.maximum(top, tl.max(score, 1))
-    return higher, tl.where(higher == float("-inf"), 0.0, higher)
+    """Return the (BN,) bias of a tile's columns; -inf beyond the end."""
+    inside = index < end
+    bias = tl.load(u + index, mask=inside, other=float("-inf"))
+    label = tl.load(column_labels + index, mask=inside, other=0)
+    return bias - tl.load(label_cost + label)
+
+
+@triton.jit
+def reduce_scores(
+    score,  # (BM, BN) scores, base 2, without the rows' own shift
+    row_shift,  # (BM,) added to all scores of a row of this tile
+    top,  # (BM,) maximum so far
+    total,  # (BM,) sum so far, relative to 2^top
+    moment,  # (BM,) sum of weight times (score - top) so far
+    MODE: tl.constexpr,  # 0 sum, 1 maximum only, 2 sum and moment
+):
+    """Fold a tile of scores into the running maximum, sum and moment of its rows."""
+    higher = tl.maximum(top, tl.max(score, 1) + row_shift)
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    if MODE != 1:
+        relative = score - (shift - row_shift)[:, None]
+        weights = tl.exp2(relative)
+        rescale = tl.exp2(top - shift)
+        if MODE == 2:
+            # the moment is kept relative to the maximum, which just rose
+            drop = tl.where(top == float("-inf"), 0.0, top - shift)
+            moment = rescale * (moment + total * drop)
+            moment += tl.sum(weights * tl.where(weights > 0, relative, 0.0), 1)
+        total = total * rescale + tl.sum(weights, 1)
+    return higher, total, moment
