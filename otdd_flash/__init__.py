@@ -6,8 +6,9 @@
 True
 """
 
-from otdd_flash.datasets import load
-from otdd_flash.divergence import sinkhorn_divergence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from otdd_flash.errors import (
     BudgetError,
     ConvergenceWarning,
@@ -19,9 +20,13 @@ from otdd_flash.errors import (
     SettingsError,
     WeightError,
 )
-from otdd_flash.otdd import distance, steps
-from otdd_flash.results import load_result, save
-from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
+
+if TYPE_CHECKING:
+    from otdd_flash.datasets import load
+    from otdd_flash.divergence import sinkhorn_divergence
+    from otdd_flash.otdd import distance, steps
+    from otdd_flash.results import load_result, save
+    from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
 
 __version__ = "0.1.0"
 
@@ -47,3 +52,30 @@ __all__ = [
     "sinkhorn_divergence",
     "steps",
 ]
+
+# imported when first used: `otdd --help` must not wait for torch
+_HOME = {
+    "load": "datasets",
+    "sinkhorn_divergence": "divergence",
+    "distance": "otdd",
+    "steps": "otdd",
+    "load_result": "results",
+    "save": "results",
+    "LabelledDataset": "types",
+    "OTDDResult": "types",
+    "OTDDSettings": "types",
+    "Progress": "types",
+    "Transport": "types",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

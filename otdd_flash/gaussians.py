@@ -19,8 +19,8 @@ from otdd_flash.moments import ClassSample
 from otdd_flash.workers import spread
 
 KINDS = ("gaussian", "diagonal", "means")
-# covariances factored together on an accelerator, in entries (512 MB)
-BATCH_ENTRIES = 1 << 26
+# covariances factored together on an accelerator, in entries (128 MB)
+BATCH_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)

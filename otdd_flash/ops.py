@@ -17,6 +17,12 @@ from otdd_flash_kernels.sparsity import order_columns
 
 # Triton's blocks and the float64 chunks of quantisation and moments
 WORKSPACE_BYTES = 64 << 20
+# seconds on an H200 (`scripts/bench_gpu.py`): a streamed pass takes the larger of the first two,
+# for a pair and for a column of one product of slices; reading and building a stored cost the
+# others. Only their ratios decide, and those hold for other GPUs of the kind
+LEAST_PAIR, PRODUCT_COLUMN = 0.6e-12, 2.0e-15
+READ_BYTES, STORE_COLUMN = 3.4e12, 5e-14
+USUAL_PASSES = 40
 
 
 class CostOperator(Protocol):
@@ -59,6 +65,25 @@ class CpuOperator(CpuCost):
         super().__init__(pair, store=store)
         self.backend = "cpu, stored cost" if store else "cpu, streamed cost"
         self.rounding = _rounding(pair, self.dtype)
+
+
+class StoredOperator:
+    """A cost stored on the GPU, read by Triton kernels in both directions."""
+
+    def __init__(self, pair: CostPair) -> None:
+        from otdd_flash_kernels.stored import StoredCost
+
+        cost = StoredCost(pair)
+        self.pair = pair
+        self.device = cost.device
+        self.backend = f"triton, stored cost of {pair.rows.data.shape[0]} int8 slice(s)"
+        self.rounding = _rounding(pair, torch.float32)
+        self.softmin = cost.softmin
+        self.softmin_transposed = cost.softmin_transposed
+        self.softmin_mean = cost.softmin_mean
+        self.hardmin = cost.hardmin
+        self.hardmin_transposed = cost.hardmin_transposed
+        self.class_softmin = cost.class_softmin
 
 
 class TritonOperator:
@@ -146,6 +171,24 @@ def make_clouds(
     return order_columns(*quantize(x, y, slices=slices))
 
 
+def _pays_to_store(pair: CostPair, budget: int) -> bool:
+    """Whether the usual passes over a stored cost save more than storing it takes, and it fits."""
+    from otdd_flash_kernels.stored import StoredCost
+
+    size = StoredCost.bytes_to_store(pair)
+    slices, n, d = pair.rows.data.shape
+    if size + WORKSPACE_BYTES + 8 * d * pair.columns.n > budget:
+        return False
+    pairs = float(n) * pair.columns.n
+    used = float(d)
+    for cloud in (pair.rows, pair.columns):
+        if cloud.extent is not None:
+            used = min(used, float(cloud.extent.double().mean()))
+    streamed = pairs * max(LEAST_PAIR, PRODUCT_COLUMN * used * slices**2)
+    stored = size / READ_BYTES
+    return USUAL_PASSES * (streamed - stored) > pairs * d * STORE_COLUMN
+
+
 def make_operator(
     pair: CostPair,
     memory_budget: int | None = None,  # bytes, None: half of what is free
@@ -163,5 +206,5 @@ def make_operator(
             f"{WORKSPACE_BYTES / 2**20:.0f} MiB: raise --memory-budget"
         )
     if device.type == "cuda":
-        return TritonOperator(pair)
+        return StoredOperator(pair) if _pays_to_store(pair, budget) else TritonOperator(pair)
     return CpuOperator(pair, store=CpuCost.bytes_to_store(pair) + WORKSPACE_BYTES <= budget)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from otdd_flash.bures import LabelCost, label_cost
 from otdd_flash.certificate import quantization_bound
-from otdd_flash.cost import Margin, check_dimensions, make_side, normalisation
+from otdd_flash.cost import Margin, Side, check_dimensions, make_side, normalisation
 from otdd_flash.divergence import (
     Divergence,
     LabelledClouds,
@@ -44,8 +44,8 @@ from otdd_flash.types import (
 )
 
 # seconds for one entry of the cost, as `scripts/bench_cpu.py` and `scripts/bench_gpu.py` measure
-CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 2.5e-9, 8e-12, 2e-15
-USUAL_PASSES = 45
+CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 2.5e-9, 8e-12, 2.5e-15
+USUAL_PASSES = 40
 
 
 def distance(
@@ -106,21 +106,18 @@ def steps(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     used = [_weighted(dataset) for dataset in (src, tgt)]
-    x_points, y_points, factor = normalisation(used[0], used[1], settings.normalize)
-    yield Progress("class laws", 0, 3)
-    costs = yield from _label_costs(used, (x_points, y_points), factor, settings, device)
-    clock.lap("class laws")
     yield Progress("prepare", 0, 1)
-    clouds = LabelledClouds(
-        make_side(x_points, used[0].labels, used[0].weights, device),
-        make_side(y_points, used[1].labels, used[1].weights, device),
-        *costs,
-        factor=settings.cost_scale * settings.lambda_x * factor**2,
-    )
-    if start is not None:
-        start = _checked_start(start, tgt, used[1], device)
+    x_points, y_points, factor = normalisation(used[0], used[1], settings.normalize)
+    x = make_side(x_points, used[0].labels, used[0].weights, device)
+    y = make_side(y_points, used[1].labels, used[1].weights, device)
     yield Progress("prepare", 1, 1)
     clock.lap("prepare")
+    costs = yield from _label_costs((x, y), factor, settings)
+    unit = settings.cost_scale * settings.lambda_x * factor**2
+    clouds = LabelledClouds(x, y, costs.xy, costs.xx, costs.yy, unit)
+    clock.lap("class laws")
+    if start is not None:
+        start = _checked_start(start, tgt, used[1], device)
     walk = divergence_steps(clouds, settings, start=start)
     while True:
         try:
@@ -164,19 +161,16 @@ def _weighted(dataset: LabelledDataset) -> LabelledDataset:
 
 
 def _label_costs(
-    datasets: list[LabelledDataset],
-    points: tuple[Tensor, Tensor],
+    sides: tuple[Side, Side],
     factor: float,
     settings: OTDDSettings,
-    device: torch.device,
 ) -> Generator[Progress, None, LabelCost]:
     """Return the label costs in units of the cost."""
+    yield Progress("class laws", 0, 3)
     laws = []
-    for k, (dataset, values) in enumerate(zip(datasets, points, strict=True)):
+    for k, side in enumerate(sides):
         laws.append(
-            class_laws(
-                values, dataset.labels, dataset.weights, kind=settings.label_distance, device=device
-            )
+            class_laws(side.points, side.labels, side.weights, kind=settings.label_distance)
         )
         yield Progress("class laws", k + 1, 3)
     costs = label_cost(laws[0], laws[1])

@@ -26,7 +26,7 @@ TABLE = {
     (8, True): Launch(64, 64, 64, 4, 3, None),
     # three programs a multiprocessor: one computes exponentials while others multiply
     (9, False): Launch(128, 128, 128, 4, 2, 168),
-    (9, True): Launch(128, 128, 128, 8, 3, None),
+    (9, True): Launch(64, 128, 64, 4, 3, None),
 }
 INTERPRETER = Launch(32, 32, 32, 4, 1, None)
 # programs for each multiprocessor, so that the last ones end together

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# float64 entries of one chunk: 64 MB
-CHUNK_ENTRIES = 1 << 23
+# float64 entries of one chunk: 16 MB
+CHUNK_ENTRIES = 1 << 21
 # grids on which float data often lie: integers, and 8-bit pixels divided by 255
 KNOWN_STEPS = (1.0, 1.0 / 255.0)
 # largest |q| that s signed 8-bit slices hold on both signs
@@ -201,9 +201,9 @@ def quantize(
     x: Tensor,  # (n, d) any real dtype
     y: Tensor,  # (m, d)
     *,
-    slices: int | None = None,  # 1, 2 or 3; None: one or two if that is exact, else two
+    slices: int | None = None,  # at most 1, 2 or 3; None: 2
 ) -> tuple[Cloud, Cloud]:
-    """Put two clouds on one integer grid, in as few 8-bit slices as asked or needed.
+    """Put two clouds on one integer grid, in fewer 8-bit slices than asked where that is exact.
 
     Exact grids (integers, 8-bit pixels divided by 255) are recognised; their residuals are 0 up to
     the rounding of the given floats. Memory: ``slices * (n + m) * d`` bytes and chunks.
@@ -223,7 +223,7 @@ def quantize(
         step = span / (2 * LEVELS[slices]) if span > 0 else 1.0
         shift = (columns.high - columns.low) / 2
     else:
-        slices = needed if slices is None else slices
+        slices = needed
         # a whole number of steps from the lowest value, in the middle of each column's range: norms
         # no larger than the distances, which the kernels' float32 scores could not tell apart
         shift = ((columns.high - columns.low) / (2 * step)).round() * step
@@ -231,6 +231,11 @@ def quantize(
     if y is x:
         return left, left
     return left, _slice_cloud(y, columns, columns.fold_y, shift, step, slices)
+
+
+def widened(cloud: Cloud) -> Tensor:  # (2, n, d) float16, exact
+    """Return two slices in float16, the upper one times 256, so that their sum is q."""
+    return torch.stack([cloud.data[0].half(), cloud.data[1].half() * 256])
 
 
 def centre(

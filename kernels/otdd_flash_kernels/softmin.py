@@ -1,4 +1,4 @@
-r"""The streamed softmin over all columns, for tiles of rows of one class; one-slice clouds.
+r"""The streamed softmin over all columns, for tiles of rows of one class.
 
 .. math::
     softmin_i = -eps \log \sum_j \exp((h_j - C_{ij}) / eps)
@@ -8,6 +8,10 @@ column bias ``u`` (potential and squared norm), and the label cost of the tile's
 over the columns. C is never stored. The row bias is added after the reduction, in float64. Tiles
 that are constant from some column on skip the rest (see sparsity.py): what it would add is in
 ``u`` (constant rows) or in ``row_tail`` (constant columns).
+
+One int8 slice is multiplied as it is, in exact integers. In few dimensions, where exponentials are
+the work, two slices are held in float16, the upper one times 256: all four products then go into
+one float32 sum, and no integers are left to convert.
 
 Sources: online softmax, Milakov and Gimelshein 2018; FlashSinkhorn, arXiv 2602.03067, section 3.
 """
@@ -22,8 +26,8 @@ from otdd_flash_kernels.tiles import column_bias, reduce_scores
 
 @triton.jit
 def softmin_kernel(
-    rows,  # descriptor (n, d) int8
-    columns,  # descriptor (m, d) int8
+    rows,  # descriptor (n, d) int8, or (2 n, d) float16, the upper slice last
+    columns,  # descriptor (m, d) int8, or (2 m, d) float16
     u,  # (steps + 1, m) float32 column bias for tiles of so many steps, base 2
     row_tail,  # (steps + 1, n) float32 what runs of so many steps leave out, base 2
     label_cost,  # (Vx, Vy) float32, base 2
@@ -40,6 +44,7 @@ def softmin_kernel(
     n_classes,  # of the columns
     slope,  # base-2 score of one unit of the dot product
     MODE: tl.constexpr,
+    WIDE: tl.constexpr,  # two slices in float16
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -67,11 +72,19 @@ def softmin_kernel(
         tl.assume(steps > 0)
         # one loop of tiles and steps, so that loads of the next tile overlap this one's end
         for j in tl.range(begin, end, BN, flatten=True):
-            dots = tl.zeros((BM, BN), tl.int32)  # [BM, BN]
+            dots = tl.zeros((BM, BN), tl.float32 if WIDE else tl.int32)  # [BM, BN]
             for k in range(0, steps):
                 left = rows.load([first_row, k * BK])  # [BM, BK]
                 right = columns.load([j, k * BK])  # [BN, BK]
-                dots = tl.dot(left, right.T, dots, out_dtype=tl.int32)
+                if WIDE:
+                    left_up = rows.load([n + first_row, k * BK])
+                    right_up = columns.load([m + j, k * BK])
+                    dots = tl.dot(left, right.T, dots)
+                    dots = tl.dot(left, right_up.T, dots)
+                    dots = tl.dot(left_up, right.T, dots)
+                    dots = tl.dot(left_up, right_up.T, dots)
+                else:
+                    dots = tl.dot(left, right.T, dots, out_dtype=tl.int32)
             bias = column_bias(u, label_cost, column_labels, j + tl.arange(0, BN), end)
             score = dots.to(tl.float32) * slope + bias[None, :]
             top, total, moment = reduce_scores(score, tail, top, total, moment, MODE)

@@ -10,12 +10,13 @@ import math
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from otdd_flash_kernels.launch import launch_for, wanted_programs
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.quantize import Cloud
+from otdd_flash_kernels.quantize import Cloud, widened
 from otdd_flash_kernels.softmin import softmin_kernel
 from otdd_flash_kernels.softmin_slices import softmin_slices_kernel
 from otdd_flash_kernels.sparsity import tail_products
@@ -23,6 +24,8 @@ from otdd_flash_kernels.tiles import column_runs, pure_tiles, with_steps
 
 SOFT, HARD, MEAN = 0, 1, 2
 LN2 = math.log(2.0)
+# up to this many dimensions two slices are multiplied in float16
+WIDE_DIMENSION = 64
 
 
 class TritonCost:
@@ -41,7 +44,14 @@ class TritonCost:
         self.pair = pair
         self.device = pair.rows.data.device
         self._slices, _, self._d = pair.rows.data.shape
-        self.launch = launch_for(self.device, sliced=self._slices > 1)
+        self._wide = self._slices == 2 and self._d <= WIDE_DIMENSION
+        rows, columns = pair.rows.data, pair.columns.data
+        if self._wide:
+            rows, columns = widened(pair.rows), widened(pair.columns)
+        self.launch = launch_for(self.device, sliced=self._slices > 1 and not self._wide)
+        # two slices of two bytes are four of one; no step deeper than the points
+        depth = max(16, self.launch.tile_depth // (4 if self._wide else 1))
+        self._depth = min(depth, max(16 if self._wide else 32, triton.next_power_of_2(self._d)))
         _check_integer_range(pair)
         self._row_bias = pair.rows.bias * pair.scale
         self._column_bias = pair.columns.bias * pair.scale
@@ -50,15 +60,15 @@ class TritonCost:
 
         def describe(data: Tensor, height: int) -> TensorDescriptor:
             flat = data.reshape(-1, self._d)
-            return TensorDescriptor.from_tensor(flat, [height, self.launch.tile_depth])
+            return TensorDescriptor.from_tensor(flat, [height, self._depth])
 
-        self._rows = describe(pair.rows.data, self.launch.tile_rows)
-        self._columns = describe(pair.columns.data, self.launch.tile_columns)
+        self._rows = describe(rows, self.launch.tile_rows)
+        self._columns = describe(columns, self.launch.tile_columns)
 
     def _plan_tiles(self) -> None:
         """Decide what each tile reads: the sparser side says how far its dot products go."""
         pair, launch = self.pair, self.launch
-        steps = -(-self._d // launch.tile_depth)
+        steps = -(-self._d // self._depth)
         extents = [_mean_extent(pair.rows), _mean_extent(pair.columns)]
         by_rows = extents[0] <= extents[1]
         row_extent = pair.rows.extent if by_rows else None
@@ -66,17 +76,17 @@ class TritonCost:
         zeros = torch.zeros((steps + 1, 1), dtype=torch.float64, device=self.device)
         self._column_tail, self._row_tail = zeros, zeros.expand(-1, pair.rows.n)
         if row_extent is not None and pair.rows.background is not None:
-            self._column_tail = tail_products(pair.columns, pair.rows.background, launch.tile_depth)
+            self._column_tail = tail_products(pair.columns, pair.rows.background, self._depth)
         if column_extent is not None and pair.columns.background is not None:
-            self._row_tail = tail_products(pair.rows, pair.columns.background, launch.tile_depth)
+            self._row_tail = tail_products(pair.rows, pair.columns.background, self._depth)
             column_extent = column_extent.cpu()
         tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
-        self._tiles = with_steps(tiles, row_extent, launch.tile_depth, steps)
+        self._tiles = with_steps(tiles, row_extent, self._depth, steps)
         seams = pair.column_seams
         m = pair.columns.n
         most = -(-m // launch.tile_columns)
         parts = max(1, min(most, -(-wanted_programs(self.device) // len(tiles))))
-        geometry = (column_extent, launch.tile_columns, launch.tile_depth, steps)
+        geometry = (column_extent, launch.tile_columns, self._depth, steps)
         self._whole = self._on_device(column_runs([(0, m)], *geometry, parts=parts))
         spans = list(zip(seams[:-1], seams[1:], strict=True))
         self._by_class = self._on_device(column_runs(spans, *geometry))
@@ -108,13 +118,13 @@ class TritonCost:
         options = {
             "BM": launch.tile_rows,
             "BN": launch.tile_columns,
-            "BK": launch.tile_depth,
+            "BK": self._depth,
             "num_warps": launch.warps,
             "num_stages": launch.stages,
             "maxnreg": launch.registers,
         }
         grid = (len(self._tiles) * (len(seams) - 1),)
-        if self._slices == 1:
+        if self._slices == 1 or self._wide:
             softmin_kernel[grid](
                 self._rows,
                 self._columns,
@@ -124,6 +134,7 @@ class TritonCost:
                 *sizes,
                 float(slope),
                 MODE=mode,
+                WIDE=self._wide,
                 **options,
             )
         else:
@@ -166,7 +177,7 @@ class TritonCost:
             self._column_bias.max()
             + self._row_bias.max()
             + self.pair.label_cost.abs().max()
-            + g[torch.isfinite(g)].abs().amax()
+            + torch.where(torch.isfinite(g), g, 0.0).abs().max()
         )
         top, _, _, unit = self._run(g, max(span, 1e-30), HARD, self._whole)
         return top.double().amax(dim=0) * -unit + self._row_bias
@@ -206,7 +217,7 @@ def _check_integer_range(pair: CostPair) -> None:
     """Refuse clouds whose int32 dot products could overflow (d above 43,690 at worst)."""
 
     def largest(data: Tensor) -> float:
-        height = max(1, (1 << 24) // data.shape[-1])
+        height = max(1, (1 << 21) // data.shape[-1])
         return max(
             float(chunk.double().square().sum(1).max())
             for part in data
