@@ -30,7 +30,7 @@ METHODS = ("auto", "svd", "polar")
 NEAR = 1e-3
 # more than this of a polar factor's orthonormality missing: it is not a minimiser Q
 MISSING = 1e-7
-MEMORY_LIMIT = 1 << 27
+MEMORY_LIMIT = 1 << 28
 BOTH = torch.tensor([[0, 1]])
 
 

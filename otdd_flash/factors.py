@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
 
@@ -41,6 +40,9 @@ def _lapack_factor(covariance: Tensor, scale: Tensor, tolerance: float) -> Tenso
         return covariance.new_zeros(0, covariance.shape[0])
     s = scale[active]
     correlation = covariance[active[:, None], active] / s[:, None] / s
+    # half a second to import, and a GPU does not need it
+    from scipy.linalg import lapack
+
     routine: Any = lapack.dpstrf
     upper, pivots, rank, _ = routine(correlation.numpy(), tol=tolerance)
     factor = covariance.new_zeros(rank, covariance.shape[0])

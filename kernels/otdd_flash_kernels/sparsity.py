@@ -25,7 +25,8 @@ def _background(data: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) int8 -> (d,) i
     best: tuple[Tensor, Tensor] | None = None
     for value in (data.amin(dim=0), data.amax(dim=0)):
         used = torch.zeros(data.shape[1], dtype=torch.int64, device=data.device)
-        for part in data.split(1 << 16):
+        # sums of booleans are made through 64-bit integers
+        for part in data.split(1 << 12):
             used += (part != value).sum(dim=0)
         if best is None or int(used.sum()) < int(best[1].sum()):
             best = value, used

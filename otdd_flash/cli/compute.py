@@ -87,19 +87,27 @@ def _silent(line: str) -> None:
 
 def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDataset, LabelledDataset]:
     """Load both datasets and announce what was sampled."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from otdd_flash.datasets import load
+    from otdd_flash.ops import warm_up
     from otdd_flash.results import sampled
     from otdd_flash.types import Progress
 
+    keywords = {key: options[key] for key in ("data_root", "split", "max_samples", "seed")}
     loaded = []
-    try:
-        for k, side in enumerate(("source", "target")):
-            bars.show(Progress("load", k, 2, options[side]))
-            keywords = {key: options[key] for key in ("data_root", "split", "max_samples", "seed")}
-            loaded.append(load(options[side], **keywords))
-        bars.show(Progress("load", 2, 2, ""))
-    finally:
-        bars.close()
+    # decompression and the start of a GPU wait for one another's turn if not for threads
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(warm_up, options["device"])
+        names = dict.fromkeys((options["source"], options["target"]))
+        coming = {name: threads.submit(load, name, **keywords) for name in names}
+        try:
+            for k, side in enumerate(("source", "target")):
+                bars.show(Progress("load", k, 2, options[side]))
+                loaded.append(coming[options[side]].result())
+            bars.show(Progress("load", 2, 2, ""))
+        finally:
+            bars.close()
     for dataset in loaded:
         if sampled(dataset.provenance):
             say(f"{dataset.name}: {sampled(dataset.provenance)}")
