@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.quantize import centre, quantize
+from otdd_flash_kernels.quantize import Cloud, centre, quantize
+from otdd_flash_kernels.sparsity import order_columns
 
 KINDS = ("uint8", "fp16", "fp32", "integers", "pixels", "fp64", "int64")
 
@@ -29,6 +30,67 @@ def points(kind: str, n: int, d: int, seed: int) -> Tensor:  # (n, d)
     if kind == "uint8":
         return bytes_.to(torch.uint8)
     return bytes_.float() if kind == "integers" else bytes_.float() / 255
+
+
+SPARSE = ("black", "white", "per column", "one value in the middle", "dense", "blank")
+
+
+def sparse_points(kind: str, n: int, d: int, seed: int) -> Tensor:  # (n, d) uint8
+    """Return images: most pixels hold a background, rows reach differently far, one row is blank.
+
+    Which columns are used often is the same for all seeds, as for digits in a frame.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inked = torch.randint(1, 256, (n, d), generator=generator)
+    if kind == "dense":
+        return inked.to(torch.uint8)
+    frame = torch.Generator().manual_seed(d)
+    rank = torch.randperm(d, generator=frame)  # columns from often to seldom used
+    reach = torch.randint(0, d, (n, 1), generator=generator) * 2 // 3
+    drawn = (rank < reach) & (torch.rand((n, d), generator=generator) < 0.7)
+    drawn[n // 2] = False
+    if kind == "blank":
+        drawn[:] = False
+        drawn[0] = True  # columns that are constant would be folded
+    image = torch.where(drawn, inked, 0)
+    if kind == "white":
+        image = 255 - image
+    if kind == "per column":
+        image = (image + torch.randint(0, 256, (d,), generator=frame)).clamp(max=255)
+    if kind == "one value in the middle":
+        image = torch.where(drawn, inked, 128)
+    return image.to(torch.uint8)
+
+
+def by_extent(cloud: Cloud, labels: Tensor) -> Cloud:
+    """Return the cloud with the rows of each class sorted by their extent."""
+    assert cloud.extent is not None
+    return cloud.take(torch.argsort(labels * (cloud.data.shape[-1] + 1) + cloud.extent))
+
+
+def sparse_pair(
+    x: Tensor,  # (n, d) uint8
+    y: Tensor,  # (m, d), may be x itself
+    *,
+    classes: tuple[int, int] = (3, 4),
+    by_extents: bool = True,
+    row_labels: Tensor | None = None,  # sorted; None: random
+    column_labels: Tensor | None = None,
+) -> CostPair:
+    """Return a pair as :func:`pair_of`, columns ordered by use and rows by extent if asked."""
+    pair = pair_of(x, y, classes=classes)
+    rows, columns = order_columns(*quantize(x, y))
+    row_labels = pair.row_labels if row_labels is None else row_labels
+    column_labels = pair.column_labels if column_labels is None else column_labels
+    if y is x:
+        column_labels = row_labels
+    if by_extents and rows.extent is not None:
+        same = columns is rows
+        rows = by_extent(rows, row_labels)
+        columns = rows if same else by_extent(columns, column_labels)
+    return replace(
+        pair, rows=rows, columns=columns, row_labels=row_labels, column_labels=column_labels
+    )
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, m) float64
@@ -75,6 +137,8 @@ def to_device(pair: CostPair, device: str) -> CostPair:
             data=part.data.to(device),
             bias=part.bias.to(device),
             residual=part.residual.to(device),
+            background=None if part.background is None else part.background.to(device),
+            extent=None if part.extent is None else part.extent.to(device),
         )
 
     return replace(

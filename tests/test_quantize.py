@@ -63,7 +63,9 @@ def test_pixels_over_255_take_one_slice_and_move_by_their_own_rounding(d):
 def test_cost_moves_by_no_more_than_the_residuals_allow(kind, d, slices):
     x, y = points(kind, 11, d, 3), points(kind, 7, d, 4)
     clouds = quantize(x, y, slices=slices)
-    assert all(c.data.shape[0] == slices and c.data.shape[2] % 16 == 0 for c in clouds)
+    exact = {"uint8": 1, "integers": 1, "pixels": 1, "int64": 2}.get(kind, 3)
+    assert all(c.data.shape[0] == min(slices, exact) for c in clouds)
+    assert all(c.data.shape[2] % 16 == 0 for c in clouds)
     assert_within_residual(clouds, x, y)
 
 
@@ -278,7 +280,7 @@ def test_chunks_do_not_show(kind, rows_per_chunk, monkeypatch):
     x, y = points(kind, 15, 20, 27), points(kind, 14, 20, 28)
     x[:, 2], y[:, 4] = 1, 0
     whole = (*quantize(x, y), *centre(x, y))
-    monkeypatch.setattr(module, "ROWS_PER_CHUNK", rows_per_chunk)
+    monkeypatch.setattr(module, "CHUNK_ENTRIES", 20 * rows_per_chunk)
     for one, two in zip(whole, (*quantize(x, y), *centre(x, y)), strict=True):
         for part in ("data", "bias", "residual"):
             assert torch.equal(getattr(one, part), getattr(two, part))
