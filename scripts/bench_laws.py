@@ -7,9 +7,7 @@ For example ``bench_laws.py --data-root DATA --samples 60000 --no-compare`` on a
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import torch
@@ -19,29 +17,7 @@ from otdd_flash.bures import LabelCost, gaussian_w2, label_cost
 from otdd_flash.datasets import load
 from otdd_flash.factors import factorize
 from otdd_flash.gaussians import ClassLaws, class_laws
-
-Value = TypeVar("Value")
-
-
-class Clock:
-    """Seconds by stage, the device idle at both ends of a stage."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = {}
-
-    def __call__(self, stage: str, work: Callable[[], Value]) -> Value:
-        """Return what the work returns, and note its seconds."""
-        self._wait()
-        start = time.perf_counter()
-        value = work()
-        self._wait()
-        self.seconds[stage] = round(time.perf_counter() - start, 4)
-        return value
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+from otdd_flash.timing import Clock
 
 
 def difference(one: Tensor, two: Tensor) -> dict[str, float]:
@@ -74,10 +50,14 @@ def random_laws(
 
 
 def real(
-    clock: Clock, data_root: str | None, samples: int, method: str, compare: bool
+    clock: Clock,
+    data_root: str | None,
+    samples: int,
+    method: str,
+    compare: bool,
+    names: tuple[str, str] = ("mnist", "fashion-mnist"),
 ) -> dict[str, Any]:
-    """Time the three blocks of MNIST and Fashion-MNIST, and another method for comparison."""
-    names = ("mnist", "fashion-mnist")
+    """Time the three blocks of two datasets, and another method for comparison."""
     data = clock("load", lambda: [load(n, data_root=data_root, max_samples=samples) for n in names])
     if clock.device.type == "cuda":
         # the first calls of the libraries, on other shapes: reported, not part of the stages

@@ -11,7 +11,7 @@ TOP = Path(__file__).resolve().parents[1]
 FLOORS = (
     ("otdd_flash_kernels", "otdd_flash_data"),
     ("otdd_flash.errors",),
-    ("otdd_flash.files", "otdd_flash.types"),
+    ("otdd_flash.files", "otdd_flash.float64", "otdd_flash.timing", "otdd_flash.types"),
     ("otdd_flash.ops",),
     ("otdd_flash.cost",),
     (
@@ -36,6 +36,7 @@ FLOORS = (
         "otdd_flash.results",
         "otdd_flash.report",
     ),
+    ("otdd_flash.bench",),
     ("otdd_flash.cli",),
     ("otdd_flash", "otdd_flash.__main__"),
 )

@@ -1,0 +1,239 @@
+"""Timings and checks of the operators and of the solver, on any device, without peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.annealing import solve_annealed
+from otdd_flash.bures import label_cost
+from otdd_flash.cost import Margin, Problem, Side, make_side
+from otdd_flash.divergence import Divergence, LabelledClouds, divergence_steps
+from otdd_flash.float64 import Float64Cost
+from otdd_flash.gaussians import class_laws
+from otdd_flash.ops import CostOperator, StoredOperator, TritonOperator
+from otdd_flash.sinkhorn import Solution, Solve
+from otdd_flash.timing import PeakMemory, median_ms, seconds_of, synchronize
+from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
+from otdd_flash_kernels.pair import CostPair
+from otdd_flash_kernels.quantize import quantize
+
+NOISE = 2  # grey levels added to repeated samples, either way
+NOISY_ROWS = 1 << 16  # rows that get their noise at a time
+CHECKED_ROWS, CHECKED_COLUMNS = 256, 4
+
+
+def make_clouds(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    device: torch.device,
+    *,
+    factor: float = 1.0,  # cost of one squared unit of the points
+) -> LabelledClouds:
+    """Return both datasets on the device with the costs of their Gaussian class laws."""
+    laws = [class_laws(d.points, d.labels, d.weights, device=device) for d in (src, tgt)]
+    xy, xx, yy = (block * factor for block in label_cost(laws[0], laws[1]))
+    x, y = (_numbered(make_side(d.points, d.labels, d.weights, device)) for d in (src, tgt))
+    return LabelledClouds(x, y, xy, xx, yy, factor)
+
+
+def _numbered(side: Side) -> Side:
+    """Let the order of a side refer to its own rows, so that problems can be traced to them."""
+    return replace(side, order=torch.arange(len(side.points), device=side.points.device))
+
+
+def resized(
+    clouds: LabelledClouds,
+    samples: int,  # a side
+    seed: int = 0,
+) -> LabelledClouds:
+    """Return every k-th sample of each class, or all repeated with noise of +-2 grey levels."""
+    return replace(
+        clouds,
+        x=_resized_side(clouds.x, samples, seed),
+        y=_resized_side(clouds.y, samples, seed + 1),
+    )
+
+
+def _resized_side(side: Side, samples: int, seed: int) -> Side:
+    device, n = side.points.device, len(side.points)
+    # ascending, so that the classes stay sorted
+    rows = torch.arange(samples, device=device) * n // samples
+    if samples <= n:
+        points = side.points[rows]
+    else:
+        generator = torch.Generator(device).manual_seed(seed)
+        points = side.points.new_empty((samples, side.points.shape[1]))
+        for start in range(0, samples, NOISY_ROWS):
+            part = side.points[rows[start : start + NOISY_ROWS]].to(torch.int16)
+            part += torch.randint(
+                -NOISE, NOISE + 1, part.shape, generator=generator, device=device, dtype=part.dtype
+            )
+            points[start : start + len(part)] = part.clamp_(0, 255).to(torch.uint8)
+    weights = torch.full((samples,), 1.0 / samples, dtype=torch.float64, device=device)
+    return Side(side.labels[rows], weights, torch.arange(samples, device=device), points)
+
+
+def truth_of(problem: Problem, clouds: LabelledClouds) -> Float64Cost:
+    """Return the float64 cost of the cross problem of some clouds, in the problem's order."""
+    return Float64Cost(
+        clouds.x.points[problem.x.order],
+        clouds.y.points[problem.y.order],
+        problem.x.labels,
+        problem.y.labels,
+        clouds.label_cost,
+        clouds.factor,
+    )
+
+
+def potentials_after_two_passes(
+    op: CostOperator,
+    a: Tensor,  # (n,) weights
+    b: Tensor,  # (m,)
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # f plus eps log a, g plus eps log b: what the next passes read
+    """Return arguments of softmins as a solver has them."""
+    h = op.softmin(eps * b.log(), eps) + eps * a.log()
+    return h, op.softmin_transposed(h, eps) + eps * b.log()
+
+
+def operator_errors(
+    op: CostOperator,
+    truth: Float64Cost,
+    h: tuple[Tensor, Tensor],  # (n,) and (m,) arguments of the softmins
+    eps: float,
+    mean_cost: float,
+    *,
+    rows: int = CHECKED_ROWS,
+    columns: int = CHECKED_COLUMNS,
+) -> dict[str, float]:
+    """Return the worst errors of costs and of softmins, both directions, over the mean cost.
+
+    A softmin over one column of finite weight is that column's cost as the kernel sees it.
+    """
+    cost = softmin = 0.0
+    sides = ((op.softmin, truth, h[1]), (op.softmin_transposed, truth.transposed, h[0]))
+    for apply, exact, argument in sides:
+        n, m = len(exact.x), len(exact.y)
+        i = torch.linspace(0, n - 1, min(rows, n), device=op.device).long()
+        found = apply(argument, eps)[i]
+        gap = (found - exact.softmin(argument, eps, i)).abs()
+        softmin = max(softmin, float(gap.max()))
+        for j in torch.linspace(0, m - 1, min(columns, m)).long().tolist():
+            single = torch.full_like(argument, -torch.inf)
+            single[j] = 0.0
+            column = exact.block(slice(0, n), slice(j, j + 1))[:, 0]
+            cost = max(cost, float((apply(single, eps) - column).abs().max()))
+    return {"cost_error": cost / mean_cost, "softmin_error": softmin / mean_cost}
+
+
+def pass_report(problem: Problem, truth: Float64Cost, eps: float) -> dict[str, Any]:
+    """Time one softmin in each direction and check it."""
+    op, device = problem.op, problem.op.device
+    h = potentials_after_two_passes(op, problem.x.weights, problem.y.weights, eps)
+    forward = median_ms(lambda: op.softmin(h[1], eps), device)
+    backward = median_ms(lambda: op.softmin_transposed(h[0], eps), device)
+    return {
+        "backend": op.backend,
+        "ms": forward,
+        "ms_transposed": backward,
+        "pairs_per_second": len(h[0]) * len(h[1]) / (1e-3 * (forward + backward) / 2),
+        **operator_errors(op, truth, h, eps, problem.mean_cost),
+    }
+
+
+def finish(solving: Solve) -> Solution:
+    """Run a solve to its end."""
+    while True:
+        try:
+            next(solving)
+        except StopIteration as done:
+            return done.value
+
+
+def cross_report(
+    problem: Problem,
+    truth: Float64Cost | None,  # to recheck the marginal error with
+    eps: float,
+    tol: float,
+    max_passes: int = 5000,
+) -> dict[str, Any]:
+    """Time the solve of the cross term from nothing and recheck its marginal error."""
+    op, a, b = problem.op, problem.x.weights, problem.y.weights
+    # kernels are compiled before
+    potentials_after_two_passes(op, a, b, eps)
+    solving = solve_annealed(op, a, b, eps, tol=tol, max_passes=max_passes)
+    solution, seconds = seconds_of(lambda: finish(solving), op.device)
+    report: dict[str, Any] = {
+        "backend": op.backend,
+        "epsilon": eps,
+        "tol": tol,
+        "passes": solution.passes,
+        "seconds": seconds,
+        "ms_per_pass": 1e3 * seconds / solution.passes,
+        "value": solution.value,
+        "marginal_error": solution.error,
+    }
+    if truth is not None:
+        errors = truth.marginal_errors(solution.f, solution.g, a, b, eps)
+        report["marginal_error_float64"] = max(errors)
+    return report
+
+
+def divergence_report(
+    clouds: LabelledClouds,
+    settings: OTDDSettings,
+) -> Generator[Progress, None, tuple[dict[str, Any], Divergence]]:
+    """Time the whole debiased divergence with its certificate, and measure its memory."""
+    device = clouds.x.points.device
+    peak = PeakMemory(device)
+    synchronize(device)
+    start = time.perf_counter()
+    result: Divergence = yield from divergence_steps(clouds, settings)
+    synchronize(device)
+    seconds = time.perf_counter() - start
+    report = {
+        "backend": result.backend,
+        "seconds": seconds,
+        "extra_bytes": peak.extra(),
+        "epsilon": result.epsilon,
+        "mean_cost": result.mean_cost,
+        "squared": result.value,
+        "squared_bounds": [result.bounds.lower, result.bounds.upper],
+        "bounds_hold": result.bounds.lower <= result.value <= result.bounds.upper,
+        "marginal_error": result.error,
+        "converged": result.converged,
+        "passes": result.cross.solution.passes,
+        "self_passes": [term.solution.passes for term in result.selves],
+    }
+    return report, result
+
+
+def float_problem(
+    n: int,
+    d: int,
+    device: torch.device,
+    *,
+    slices: int | None = None,
+    stored: bool = False,
+    classes: int = 10,
+) -> tuple[Problem, Float64Cost]:
+    """Return a problem of normal points, by the kernels of a GPU, and its float64 cost."""
+    generator = torch.Generator(device).manual_seed(0)
+    x, y = (torch.randn((n, d), generator=generator, device=device) for _ in range(2))
+    y += 0.1
+    labels = torch.arange(n, device=device) * classes // n
+    costs = torch.rand((classes, classes), generator=generator, device=device).double() * (d / 5)
+    rows, columns = quantize(x, y, slices=slices)
+    pair = CostPair(rows, columns, rows.step**2, costs, labels, labels)
+    op: CostOperator = StoredOperator(pair) if stored else TritonOperator(pair)
+    weights = torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
+    margin = Margin(labels, weights, torch.arange(n, device=device))
+    moved = sum(float(cloud.residual.mean()) ** 0.5 for cloud in (rows, columns))
+    truth = Float64Cost(x, y, labels, labels, costs, 1.0)
+    return Problem(op, margin, margin, moved), truth
