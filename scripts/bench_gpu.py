@@ -25,7 +25,6 @@ from bench_table import SHOWN, goals, line
 
 from otdd_flash.timing import machine
 
-
 # seconds that a row of a section may take: it does not begin with fewer left
 NEEDED = {"peers": 40.0, "matrix": 120.0}
 
