@@ -538,10 +538,11 @@ def test_three_slices_lose_less_than_two_millionths(d, backend):
     assert error(got, cost) <= 2e-6 * float(cost.mean()) + (rounding if d < 16 else 0.0)
 
 
-def extreme(value: int, d: int) -> Cloud:
-    """Return one point whose d coordinates are all ``value``."""
-    bias = torch.tensor([float(d) * value**2], dtype=torch.float64)
-    return Cloud(torch.full((1, 1, d), value, dtype=torch.int8), bias, 1.0, torch.zeros_like(bias))
+def extreme(value: int, d: int, slices: int = 1) -> Cloud:
+    """Return one point whose d coordinates are all ``value``, in each slice."""
+    bias = torch.tensor([float(d) * (value * (256**slices // 255)) ** 2], dtype=torch.float64)
+    data = torch.full((slices, 1, d), value, dtype=torch.int8)
+    return Cloud(data, bias, 1.0, torch.zeros_like(bias))
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -549,6 +550,15 @@ def extreme(value: int, d: int) -> Cloud:
 def test_products_beyond_32_bits_are_refused(d, backend):
     with pytest.raises(ValueError, match="32-bit integers"):
         Operators(backend, unlabelled(extreme(-128, d), extreme(-128, d)))
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize(("slices", "d"), [(2, 65536), (3, 43696)])
+def test_sums_of_several_products_beyond_32_bits_are_refused(slices, d, backend):
+    # one accumulator holds so many products of slices
+    with pytest.raises(ValueError, match="32-bit integers"):
+        Operators(backend, unlabelled(*[extreme(-128, d, slices)] * 2))
+    Operators(backend, unlabelled(*[extreme(-128, d - 16, slices)] * 2))
 
 
 @pytest.mark.parametrize("backend", [TRITON])
