@@ -12,16 +12,14 @@ from torch import Tensor
 
 from otdd_flash.annealing import solve_annealed
 from otdd_flash.bures import label_cost
-from otdd_flash.cost import Margin, Problem, Side, make_side
+from otdd_flash.cost import Problem, Side, make_side
 from otdd_flash.divergence import Divergence, LabelledClouds, divergence_steps
 from otdd_flash.float64 import Float64Cost
 from otdd_flash.gaussians import class_laws
-from otdd_flash.ops import CostOperator, StoredOperator, TritonOperator
+from otdd_flash.ops import CostOperator
 from otdd_flash.sinkhorn import Solution, Solve
 from otdd_flash.timing import PeakMemory, median_ms, seconds_of, synchronize
 from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
-from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.quantize import quantize
 
 NOISE = 2  # grey levels added to repeated samples, either way
 NOISY_ROWS = 1 << 16  # rows that get their noise at a time
@@ -212,28 +210,3 @@ def divergence_report(
         "self_passes": [term.solution.passes for term in result.selves],
     }
     return report, result
-
-
-def float_problem(
-    n: int,
-    d: int,
-    device: torch.device,
-    *,
-    slices: int | None = None,
-    stored: bool = False,
-    classes: int = 10,
-) -> tuple[Problem, Float64Cost]:
-    """Return a problem of normal points, by the kernels of a GPU, and its float64 cost."""
-    generator = torch.Generator(device).manual_seed(0)
-    x, y = (torch.randn((n, d), generator=generator, device=device) for _ in range(2))
-    y += 0.1
-    labels = torch.arange(n, device=device) * classes // n
-    costs = torch.rand((classes, classes), generator=generator, device=device).double() * (d / 5)
-    rows, columns = quantize(x, y, slices=slices)
-    pair = CostPair(rows, columns, rows.step**2, costs, labels, labels)
-    op: CostOperator = StoredOperator(pair) if stored else TritonOperator(pair)
-    weights = torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
-    margin = Margin(labels, weights, torch.arange(n, device=device))
-    moved = sum(float(cloud.residual.mean()) ** 0.5 for cloud in (rows, columns))
-    truth = Float64Cost(x, y, labels, labels, costs, 1.0)
-    return Problem(op, margin, margin, moved), truth

@@ -23,7 +23,7 @@ from torch import Tensor
 from otdd_flash.errors import DataError, SettingsError, WeightError
 from otdd_flash.gaussians import ClassLaws
 from otdd_flash.polar import polar, polish
-from otdd_flash.workers import spread
+from otdd_flash_kernels.workers import spread
 
 METHODS = ("auto", "svd", "polar")
 # below this share of tr A + tr B the difference of traces has lost digits: use the sum of squares

@@ -16,7 +16,7 @@ from torch import Tensor
 from otdd_flash.errors import DataError, LabelError, SettingsError, WeightError
 from otdd_flash.factors import factorize
 from otdd_flash.moments import ClassSample
-from otdd_flash.workers import spread
+from otdd_flash_kernels.workers import spread
 
 KINDS = ("gaussian", "diagonal", "means")
 # covariances factored together on an accelerator, in entries (128 MB)

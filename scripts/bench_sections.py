@@ -19,11 +19,9 @@ from bench_laws import many, real
 from otdd_flash.bench import (
     cross_report,
     divergence_report,
-    float_problem,
     make_clouds,
     operator_errors,
     pass_report,
-    potentials_after_two_passes,
     resized,
     truth_of,
 )
@@ -31,7 +29,7 @@ from otdd_flash.cost import Problem
 from otdd_flash.datasets import load
 from otdd_flash.divergence import LabelledClouds
 from otdd_flash.ops import WORKSPACE_BYTES
-from otdd_flash.timing import Clock, PeakMemory, median_ms, seconds_of
+from otdd_flash.timing import Clock, PeakMemory, seconds_of
 from otdd_flash.types import OTDDSettings
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
@@ -180,59 +178,6 @@ def command(bench: Bench) -> Iterator[Row]:
     cache.cleanup()
 
 
-def floats(bench: Bench) -> Iterator[Row]:
-    """Time normal points in 512 dimensions: streamed in two and three slices, and stored."""
-    n, d = (120, 32) if bench.tiny else (60_000, 512)
-    g: list[torch.Tensor] = []  # an optimal potential, from the first row
-
-    def row(slices: int, stored: bool) -> dict[str, Any]:
-        peak = PeakMemory(bench.device)
-        (problem, truth), seconds = seconds_of(
-            lambda: float_problem(n, d, bench.device, slices=slices, stored=stored), bench.device
-        )
-        eps, a, b = 0.01 * problem.mean_cost, problem.x.weights, problem.y.weights
-        report = {"prepare_seconds": seconds} | pass_report(problem, truth, eps)
-        report |= {"peak_bytes": peak.total(), "moved": problem.moved}
-        if not g:
-            h = potentials_after_two_passes(problem.op, a, b, eps)[1]
-            for _ in range(20):
-                f = problem.op.softmin(h, eps)
-                h = problem.op.softmin_transposed(f + eps * a.log(), eps) + eps * b.log()
-            g.append(h - eps * b.log())
-        value = float(a @ problem.op.softmin(g[0] + eps * b.log(), eps) + b @ g[0])
-        exact = truth.semidual(g[0], a, b, eps)
-        report["value_error"] = abs(value - exact) / abs(exact)
-        if stored:
-            report["bytes_per_second"] = 4 * n * n / (1e-3 * report["ms"])
-            report["bytes_per_second_transposed"] = 4 * n * n / (1e-3 * report["ms_transposed"])
-            report |= copy_bandwidth()
-        return report
-
-    def copy_bandwidth() -> dict[str, Any]:
-        size = (1 << 20) if bench.tiny else (4 << 30)
-        source = torch.ones(size, dtype=torch.uint8, device=bench.device)
-        target = torch.empty_like(source)
-        ms = median_ms(lambda: target.copy_(source), bench.device)
-        return {"copy_bytes_per_second": 2 * size / (1e-3 * ms)}
-
-    yield f"d = {d}, 2 slices", lambda: row(2, False)
-    yield f"d = {d}, 3 slices", lambda: row(3, False)
-    yield f"d = {d}, stored, 2 slices", lambda: row(2, True)
-    yield f"d = {d}, stored, 3 slices", lambda: row(3, True)
-
-
-def small(bench: Bench) -> Iterator[Row]:
-    """Time normal points in few dimensions."""
-
-    def row(d: int) -> dict[str, Any]:
-        n = 150 if bench.tiny else 60_000
-        problem, truth = float_problem(n, d, bench.device)
-        return pass_report(problem, truth, 0.01 * problem.mean_cost) | {"moved": problem.moved}
-
-    for d in (3, 16, 64):
-        yield f"d = {d}", lambda d=d: row(d)
-
-
 def laws(bench: Bench) -> Iterator[Row]:
     """Time class laws and label costs of real data."""
 
@@ -279,7 +224,7 @@ def other_packages(bench: Bench) -> Iterator[Row]:
         f"flash-sinkhorn symmetric, labels, fp32, {mid:,}",
         lambda: flash(task(mid), labelled=True, tf32=False, limit=8.0),
     )
-    for n in (low, mid):
+    for n in bench.sizes:
         yield f"OTT-JAX stored, labels, {n:,}", lambda n=n: peers.ott_stored(task(n))
     yield f"OTT-JAX online, no labels, {low:,}", lambda: peers.ott_online(task(low))
     yield (
@@ -298,16 +243,3 @@ def other_packages(bench: Bench) -> Iterator[Row]:
         f"flash-sinkhorn alternating, no labels, fp32, {mid:,}",
         lambda: peers.flash_alternating(task(mid), tf32=False, limit=8.0),
     )
-
-
-SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "pass": passes,
-    "solver": solver,
-    "command": command,
-    "floats": floats,
-    "large": large,
-    "small": small,
-    "laws": laws,
-    "peers": other_packages,
-    "matrix": law_matrix,
-}

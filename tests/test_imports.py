@@ -24,7 +24,6 @@ FLOORS = (
         "otdd_flash.factors",
         "otdd_flash.moments",
         "otdd_flash.polar",
-        "otdd_flash.workers",
     ),
     ("otdd_flash.otdd", "otdd_flash.flow", "otdd_flash.matrix", "otdd_flash.valuation"),
     (
