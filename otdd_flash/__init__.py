@@ -23,7 +23,7 @@ from otdd_flash.errors import (
 
 if TYPE_CHECKING:
     from otdd_flash.datasets import load
-    from otdd_flash.divergence import sinkhorn_divergence
+    from otdd_flash.loss import sinkhorn_divergence
     from otdd_flash.otdd import distance, steps
     from otdd_flash.results import load_result, save
     from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
@@ -56,7 +56,7 @@ __all__ = [
 # imported when first used: `otdd --help` must not wait for torch
 _HOME = {
     "load": "datasets",
-    "sinkhorn_divergence": "divergence",
+    "sinkhorn_divergence": "loss",
     "distance": "otdd",
     "steps": "otdd",
     "load_result": "results",

@@ -7,7 +7,8 @@ the dual value is known in closed form from the update alone,
     \Delta D(\omega) = \sum_i a_i (\omega \delta_i - eps\, r_i (e^{\omega \delta_i / eps} - 1)),
     \quad \delta = T(g) - f, \quad r = e^{-\delta / eps}
 
-so a factor that would lower it is replaced by 1 at no cost.
+so a factor that would lower it is replaced by 1 at no cost. The factor grows as eps falls, and is 1
+where the second update of the eps before was short: plain updates converge fast there.
 
 Sources: eps-scaling, Schmitzer 2019; over-relaxed Sinkhorn, Thibault et al. 2021, Lehmann et al.
 2021.
@@ -25,7 +26,8 @@ from otdd_flash.sinkhorn import Solve, SolveState, solve
 
 START = 0.4  # first eps, in units of the spread of the doubly centred cost
 RATIO = 0.7  # of successive eps
-OMEGA = 1.5  # over-relaxation
+OMEGA = 1.5  # over-relaxation where eps is far below the spread
+QUICK = 0.4  # second update of an eps, in lengths of the first: plain updates converge at once
 SAMPLE = 512  # rows and columns from which the spread is taken
 
 
@@ -68,6 +70,11 @@ def over_relaxed(
     return torch.where(change >= 0, potential + omega * delta, update)
 
 
+def _length(move: Tensor, weights: Tensor) -> Tensor:
+    """Return the length of a move of a potential, modulo constants."""
+    return (weights @ (move - weights @ move).square()).sqrt()
+
+
 def anneal(
     op: CostOperator,
     a: Tensor,  # (n,) float64 weights > 0
@@ -80,11 +87,16 @@ def anneal(
     """Return a g (m,) to begin with at ``eps`` and the passes made; yields a state an eps."""
     log_a, log_b = a.log(), b.log()
     f, g = torch.zeros_like(a), torch.zeros_like(b)
-    stage, passes = START * spread(op), 0
+    first = stage = START * spread(op)
+    passes, quick = 0, True
     while stage > eps and passes + 4 <= max_passes:
-        factor = omega if passes else 1.0
-        f = over_relaxed(f, op.softmin(g + stage * log_b, stage), a, stage, factor)
-        g = over_relaxed(g, op.softmin_transposed(f + stage * log_a, stage), b, stage, factor)
+        factor = 1.0 if quick else 1.0 + (omega - 1.0) * (1.0 - (stage / first) ** 2)
+        image = op.softmin(g + stage * log_b, stage)
+        moved = _length(image - f, a)
+        f = over_relaxed(f, image, a, stage, factor)
+        image = op.softmin_transposed(f + stage * log_a, stage)
+        quick = bool(_length(image - g, b) < QUICK * moved)
+        g = over_relaxed(g, image, b, stage, factor)
         passes += 2
         yield SolveState(passes, float("nan"), stage)
         stage *= RATIO

@@ -26,6 +26,9 @@ from otdd_flash.ops import CostOperator
 from otdd_flash.sinkhorn import Solution
 from otdd_flash_kernels.pair import bilinear
 
+# last bits that a sum of exponentials can lose; eps times that is what a softmin loses
+SUM_ROUNDING = 16
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -45,6 +48,12 @@ class RoundedPlan:
     missing_columns: Tensor  # (m,) >= 0
     cost: float  # <plan, C>
     entropy: float  # KL(plan | a x b), an upper bound by convexity
+    rounding: float  # bound on the rounding error of the cost, and of cost plus eps entropy
+
+
+def softmin_rounding(op: CostOperator, eps: float) -> float:
+    """Bound the rounding error of a softmin: of its scores, and of its sum of exponentials."""
+    return op.rounding + SUM_ROUNDING * op.unit * eps
 
 
 def round_plan(
@@ -66,22 +75,30 @@ def round_plan(
     update, mean_score = op.softmin_mean(h, eps)
     rows = a * ((f - update) / eps).clamp(max=0).exp()
     columns = rows if symmetric else b * ((g - solution.next_g) / eps).exp()
-    kept_cost = float(columns @ h - rows @ mean_score)
+    # sums over rows and over columns differ by rounding: potentials enter relative to their mean,
+    # so that such a difference costs their spread, not their size
+    centre = float(columns @ h) / max(float(columns.sum()), torch.finfo(h.dtype).tiny)
+    kept_cost = float(columns @ (h - centre) - rows @ (mean_score - centre))
+    spread = float(columns @ (h - centre).abs())
+    rounding = softmin_rounding(op, eps)
+    relative = math.expm1(min(2 * rounding / eps, 700.0))
+    rounding += 2 * relative * spread
     missing_rows, missing_columns = a - rows, b - columns
-    # one mass is missing on both sides; the smaller count keeps the plan's total at most one
-    mass = float(missing_rows.sum())
+    # the same mass is missing on both sides, up to rounding
+    mass, total = float(missing_rows.sum()), float(missing_columns.sum())
+    shares = (
+        missing_rows / mass if mass > 0 else a,
+        missing_columns / total if total > 0 else b,
+    )
+    average = float(bilinear(op.pair, *shares))
+    cost = kept_cost + mass * average
+    rounding += abs(mass - total) * max(average, 0.0)
+    divergence = (float(rows @ (f + centre) + columns @ (g - centre)) - kept_cost) / eps
     kept = 1.0 - mass
-    divergence = (float(rows @ f + columns @ g) - kept_cost) / eps
-    cost = kept_cost
-    if mass > 0 and kept > 0:
-        total = float(missing_columns.sum())
-        spread = missing_columns * (mass / total) if total > 0 else b * mass
-        cost += float(bilinear(op.pair, missing_rows, spread)) / mass
-        divergence -= kept * math.log(kept)
-        for part, weights in ((missing_rows, a), (spread, b)):
-            share = part / mass
-            divergence += mass * float(torch.special.xlogy(share, share / weights).sum())
-    return RoundedPlan(f, g, missing_rows, missing_columns, cost, divergence)
+    divergence -= kept * math.log(kept) if kept > 0 else 0.0
+    for share, weights in zip(shares, (a, b), strict=True):
+        divergence += mass * float(torch.special.xlogy(share, share / weights).sum())
+    return RoundedPlan(f, g, missing_rows, missing_columns, cost, divergence, rounding)
 
 
 def quantization_bound(
@@ -101,12 +118,14 @@ def entropic_bounds(
     eps: float,
     solution: Solution,
     plan: RoundedPlan,
+    mean_cost: float,  # what the plan a x b costs
     moved: float,
 ) -> Bounds:
     """Bound the regularised value from the dual value and the rounded plan; no pass."""
-    primal = plan.cost + eps * plan.entropy
-    slack = op.rounding + quantization_bound(primal, moved)
-    return Bounds(solution.value - slack, primal + slack)
+    primal = min(plan.cost + eps * plan.entropy + plan.rounding, mean_cost + op.rounding)
+    slack = quantization_bound(primal, moved)
+    # a symmetric value reads the mass of its plan, whose rounding is twice that of a potential
+    return Bounds(solution.value - 3 * softmin_rounding(op, eps) - slack, primal + slack)
 
 
 def transport_bounds(
@@ -115,14 +134,14 @@ def transport_bounds(
     b: Tensor,
     solution: Solution,
     plan: RoundedPlan,
+    mean_cost: float,  # what the plan a x b costs
     moved: float,
 ) -> Bounds:
     """Bound the unregularised transport cost; two passes of hard minima."""
     f = op.hardmin(solution.g)
     g = op.hardmin_transposed(f)
-    slack = op.rounding
-    lower = max(float(a @ f + b @ g) - slack, 0.0)
-    upper = max(plan.cost + slack, 0.0)
+    lower = max(float(a @ f + b @ g) - op.rounding, 0.0)
+    upper = max(min(plan.cost + plan.rounding, mean_cost + op.rounding), 0.0)
     return Bounds(
         max(math.sqrt(lower) - moved, 0.0) ** 2,
         (math.sqrt(upper) + moved) ** 2,

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,11 +24,11 @@ from otdd_flash.certificate import (
     round_plan,
     transport_bounds,
 )
-from otdd_flash.cost import Margin, Problem, Side, make_problem, make_side
-from otdd_flash.errors import ConvergenceWarning, DataError
-from otdd_flash.ops import resolve_device
+from otdd_flash.cost import Margin, Problem, Side, make_problem
+from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.sinkhorn import Solution, Solve, solve_symmetric
-from otdd_flash.types import OTDDSettings, Progress, check_points, check_weights, parse_epsilon
+from otdd_flash.types import OTDDSettings, Progress, parse_epsilon
+from otdd_flash_kernels.pair import CostPair
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +73,7 @@ class Term:
     solution: Solution
     bounds: Bounds
     plan: RoundedPlan
+    problem: Problem | None = None  # kept where gradients are wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,7 @@ class Divergence:
     mean_cost: float
     transport: Bounds | None  # None when not asked for
     mass: Tensor | None  # (Vx, Vy) float64
+    pair: CostPair  # of the cross term
     x: Margin  # the order of the cross term's potentials
     y: Margin
     moved: float  # root mean square distance that quantisation moved the points, in cost units
@@ -161,7 +162,8 @@ def _cross_term(
 
 def _bounded(problem: Problem, eps: float, solution: Solution) -> Term:
     plan = round_plan(problem.op, problem.x.weights, problem.y.weights, eps, solution)
-    return Term(solution, entropic_bounds(problem.op, eps, solution, plan, problem.moved), plan)
+    bounds = entropic_bounds(problem.op, eps, solution, plan, problem.mean_cost, problem.moved)
+    return Term(solution, bounds, plan)
 
 
 def divergence_steps(
@@ -170,6 +172,7 @@ def divergence_steps(
     *,
     start: Tensor | None = None,  # (m,) g of a problem nearby, in the order of y's rows
     certify: bool = True,  # bounds of the unregularised cost and the class mass: three passes
+    keep: bool = False,  # the terms keep their problems, for gradients
 ) -> Generator[Progress, None, Divergence]:
     """Solve the terms of S one after the other; each is freed before the next.
 
@@ -177,13 +180,14 @@ def divergence_steps(
     """
     x, y, same = clouds.x, clouds.y, clouds.same
     problem = clouds.problem(x, x if same else y, clouds.label_cost, settings)
+    if same:
+        problem = replace(problem, y=_counterpart(problem.x, x, y))
     mean_cost = problem.mean_cost
     eps = absolute_epsilon(settings.epsilon, mean_cost)
     selves: tuple[Term, ...] = ()
     if same:
         # the cross term is the self term: S is 0 by definition, whatever eps and tolerance
         cross = yield from _self_term(problem, "solve", eps, settings)
-        selves = (cross, cross) if settings.debias else ()
     else:
         if settings.debias:
             inside = (
@@ -192,17 +196,23 @@ def divergence_steps(
             )
             for stage, side, label_cost in inside:
                 inner = clouds.problem(side, side, label_cost, settings)
-                selves += ((yield from _self_term(inner, stage, eps, settings)),)
+                term = yield from _self_term(inner, stage, eps, settings)
+                selves += (replace(term, problem=inner if keep else None),)
                 # frees a stored cost before the next is made
                 del inner
         warm = None if start is None else start[problem.y.order]
         cross = yield from _cross_term(problem, eps, settings, warm)
+    cross = replace(cross, problem=problem if keep else None)
+    if same and settings.debias:
+        selves = (cross, cross)
     value, bounds = _debiased(cross, selves, exact_zero=same and settings.debias)
     transport = mass = None
     if certify:
         a, b = problem.x.weights, problem.y.weights
         yield Progress("certificate", 0, 2)
-        transport = transport_bounds(problem.op, a, b, cross.solution, cross.plan, problem.moved)
+        transport = transport_bounds(
+            problem.op, a, b, cross.solution, cross.plan, mean_cost, problem.moved
+        )
         yield Progress("certificate", 1, 2)
         mass = class_mass(problem.op, a, b, eps, cross.solution)
         yield Progress("certificate", 2, 2)
@@ -215,11 +225,19 @@ def divergence_steps(
         mean_cost=mean_cost,
         transport=transport,
         mass=mass,
+        pair=problem.op.pair,
         x=problem.x,
         y=problem.y,
         moved=problem.moved,
         backend=problem.op.backend,
     )
+
+
+def _counterpart(margin: Margin, x: Side, y: Side) -> Margin:
+    """Return the margin of y's samples in the order in which a margin holds x's equal samples."""
+    place = torch.empty(int(x.order.max()) + 1, dtype=torch.int64, device=x.order.device)
+    place[x.order] = torch.arange(len(x.order), device=x.order.device)
+    return Margin(margin.labels, margin.weights, y.order[place[margin.order]])
 
 
 def _debiased(
@@ -235,78 +253,25 @@ def _debiased(
         value -= term.solution.value / 2
         lower -= term.bounds.upper / 2
         upper -= term.bounds.lower / 2
-    return value, Bounds(lower, upper)
-
-
-def unlabelled_clouds(
-    x: Tensor,  # (n, d) checked points
-    y: Tensor,  # (m, d)
-    a: Tensor,  # (n,) weights
-    b: Tensor,  # (m,)
-    device: torch.device,
-) -> LabelledClouds:
-    """Return clouds whose cost has no label term."""
-    none = torch.zeros((1, 1), dtype=torch.float64, device=device)
-    sides = [
-        make_side(
-            points, torch.zeros(len(points), dtype=torch.int64, device=points.device), w, device
-        )
-        for points, w in ((x, a), (y, b))
-    ]
-    return LabelledClouds(sides[0], sides[1], none, none, none, 1.0)
-
-
-def sinkhorn_divergence(
-    x: Any,  # (n, d) numbers
-    y: Any,  # (m, d)
-    a: Any = None,  # (n,) weights that sum to 1; None: uniform
-    b: Any = None,  # (m,)
-    *,
-    epsilon: float | str = "1%",
-    tol: float = 1e-3,
-    max_passes: int = 2000,
-    device: str = "auto",
-    memory_budget: int | None = None,
-) -> Tensor:  # () float64, on the CPU
-    """Return the debiased Sinkhorn divergence S of two clouds, cost ``|x - y|^2``.
-
-    Memory: O(n + m) beside the points; on the CPU a stored cost where it fits the budget.
-
-    Raises:
-        DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
-
-    Warns:
-        ConvergenceWarning: a marginal error above ``tol`` after ``max_passes``.
-
-    Source: Feydy et al. 2019, equation 3.
-    """
-    settings = OTDDSettings(
-        epsilon=epsilon, tol=tol, max_passes=max_passes, memory_budget=memory_budget, device=device
-    )
-    points = check_points(x, "x"), check_points(y, "y")
-    if points[0].shape[1] != points[1].shape[1]:
-        raise DataError(
-            f"x has {points[0].shape[1]} features, y has {points[1].shape[1]}; expected the same"
-        )
-    weights = check_weights(a, len(points[0]), "a"), check_weights(b, len(points[1]), "b")
-    clouds = unlabelled_clouds(*points, *weights, resolve_device(settings.device))
-    steps = divergence_steps(clouds, settings, certify=False)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            result: Divergence = done.value
-            break
-    warn_unconverged(result, settings)
-    return torch.tensor(result.value, dtype=torch.float64)
+    # rounding alone can carry the value out of its bounds, which account for it
+    return min(max(value, lower), upper), Bounds(lower, upper)
 
 
 def warn_unconverged(result: Divergence, settings: OTDDSettings) -> None:
     """Warn of a solve that stopped before its tolerance, and say what to do."""
     if not result.converged:
+        terms = (result.cross, *result.selves)
+        stopped = [t.solution for t in terms if not t.solution.converged]
+        limited = any(s.passes + 2 > settings.max_passes for s in stopped)
+        advice = (
+            "raise max_passes or epsilon"
+            if limited
+            else "rounding at this epsilon hides smaller errors: raise epsilon or tol"
+        )
         warnings.warn(
-            f"the L1 marginal error is {result.error:.2e} after {settings.max_passes} passes, "
-            f"above tol={settings.tol:g}: raise max_passes or epsilon; the bounds hold",
+            f"the L1 marginal error is {result.error:.2e} after "
+            f"{max(s.passes for s in stopped):,} passes, above tol={settings.tol:g}: {advice}; "
+            "the bounds hold",
             ConvergenceWarning,
             stacklevel=3,
         )

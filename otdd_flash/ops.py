@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from otdd_flash.errors import BudgetError, DeviceError
+
+if TYPE_CHECKING:
+    from otdd_flash_kernels.plan import TritonPlan
 from otdd_flash_kernels.cpu import CpuCost
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud, centre, quantize
@@ -35,7 +39,8 @@ class CostOperator(Protocol):
     pair: CostPair
     device: torch.device
     backend: str  # for results: what ran
-    rounding: float  # bound on the rounding error of a score, in units of the cost
+    rounding: float  # bound on the rounding error of a cost or potential, in units of the cost
+    unit: float  # last bit of the arithmetic: sums of exponentials are good to a few of it
 
     def softmin(self, h: Tensor, eps: float) -> Tensor:
         """Return the (n,) softmin over the columns, h (m,)."""
@@ -55,6 +60,15 @@ class CostOperator(Protocol):
     def class_softmin(self, h: Tensor, eps: float) -> Tensor:
         """Return the (n, Vy) softmin over the columns of each class."""
 
+    def means(self, h: Tensor, eps: float, values: Tensor, near: Tensor) -> Tensor:
+        """Return the (n, k) means of values (m, k) under each row's weights.
+
+        ``near`` (n,) is the softmin of ``h`` or close to it.
+        """
+
+    def means_transposed(self, h: Tensor, eps: float, values: Tensor, near: Tensor) -> Tensor:
+        """Return the (m, k) means of values (n, k) under each column's weights, ``near`` (m,)."""
+
 
 class CpuOperator(CpuCost):
     """The CPU operators with what the solver asks about them."""
@@ -65,9 +79,43 @@ class CpuOperator(CpuCost):
         super().__init__(pair, store=store)
         self.backend = "cpu, stored cost" if store else "cpu, streamed cost"
         self.rounding = _rounding(pair, self.dtype)
+        self.unit = torch.finfo(self.dtype).eps
 
 
-class StoredOperator:
+class _GpuPlans:
+    """Means under the plan on a GPU, both directions made when first asked for."""
+
+    pair: CostPair
+
+    @cached_property
+    def _plan(self) -> TritonPlan:
+        from otdd_flash_kernels.plan import TritonPlan
+
+        try:
+            return TritonPlan(self.pair)
+        except ValueError as error:
+            raise DeviceError(f"{error}: use slices=2, or device='cpu'") from error
+
+    @cached_property
+    def _plan_transposed(self) -> TritonPlan:
+        from otdd_flash_kernels.plan import TritonPlan
+
+        return self._plan if _symmetric(self.pair) else TritonPlan(self.pair.transposed)
+
+    def means(self, h: Tensor, eps: float, values: Tensor, near: Tensor) -> Tensor:
+        """Return the (n, k) means of values (m, k) under each row's weights."""
+        return self._plan.means(h, eps, values, near)
+
+    def means_transposed(self, h: Tensor, eps: float, values: Tensor, near: Tensor) -> Tensor:
+        """Return the (m, k) means of values (n, k) under each column's weights."""
+        return self._plan_transposed.means(h, eps, values, near)
+
+
+def _symmetric(pair: CostPair) -> bool:
+    return pair.rows is pair.columns and pair.row_labels is pair.column_labels
+
+
+class StoredOperator(_GpuPlans):
     """A cost stored on the GPU, read by Triton kernels in both directions."""
 
     def __init__(self, pair: CostPair) -> None:
@@ -78,6 +126,7 @@ class StoredOperator:
         self.device = cost.device
         self.backend = f"triton, stored cost of {pair.rows.data.shape[0]} int8 slice(s)"
         self.rounding = _rounding(pair, torch.float32)
+        self.unit = torch.finfo(torch.float32).eps
         self.softmin = cost.softmin
         self.softmin_transposed = cost.softmin_transposed
         self.softmin_mean = cost.softmin_mean
@@ -86,7 +135,7 @@ class StoredOperator:
         self.class_softmin = cost.class_softmin
 
 
-class TritonOperator:
+class TritonOperator(_GpuPlans):
     """Triton kernels in both directions of a pair."""
 
     def __init__(self, pair: CostPair) -> None:
@@ -94,14 +143,16 @@ class TritonOperator:
 
         try:
             self._forward = TritonCost(pair)
-            symmetric = pair.rows is pair.columns and pair.row_labels is pair.column_labels
-            self._backward = self._forward if symmetric else TritonCost(pair.transposed)
+            self._backward = self._forward if _symmetric(pair) else TritonCost(pair.transposed)
         except RuntimeError as error:
             raise DeviceError(str(error)) from error
         self.pair = pair
         self.device = pair.rows.data.device
         self.backend = f"triton, {pair.rows.data.shape[0]} int8 slice(s)"
-        self.rounding = _rounding(pair, torch.float32)
+        if self._forward.multiply == "float16":
+            self.backend += " multiplied in float16"
+        self.rounding = _rounding(pair, torch.float32) + self._forward.lost
+        self.unit = torch.finfo(torch.float32).eps
         self.softmin = self._forward.softmin
         self.softmin_transposed = self._backward.softmin
         self.softmin_mean = self._forward.softmin_mean
@@ -186,7 +237,7 @@ def _pays_to_store(pair: CostPair, budget: int) -> bool:
 
     size = StoredCost.bytes_to_store(pair)
     slices, n, d = pair.rows.data.shape
-    if size + WORKSPACE_BYTES + 8 * d * pair.columns.n > budget:
+    if size + WORKSPACE_BYTES > budget:
         return False
     pairs = float(n) * pair.columns.n
     used = float(d)

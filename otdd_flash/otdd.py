@@ -34,6 +34,7 @@ from otdd_flash.divergence import (
 from otdd_flash.errors import SettingsError
 from otdd_flash.gaussians import class_laws
 from otdd_flash.ops import free_memory, resolve_device
+from otdd_flash.plan import Plan
 from otdd_flash.types import (
     DatasetSummary,
     LabelledDataset,
@@ -201,14 +202,19 @@ def _rows_of(dataset: LabelledDataset, used: LabelledDataset) -> Tensor:
     return (dataset.weights > 0).nonzero()[:, 0].cpu()
 
 
+def _in_dataset(margin: Margin, dataset: LabelledDataset, used: LabelledDataset) -> Margin:
+    """Return a margin whose order counts all rows of the dataset, those without weight too."""
+    rows = _rows_of(dataset, used).to(margin.order.device)
+    return Margin(margin.labels, margin.weights, rows[margin.order])
+
+
 def _unsorted(
     potential: Tensor,  # (n',) in the order of the margin
-    margin: Margin,
-    dataset: LabelledDataset,
-    used: LabelledDataset,
+    margin: Margin,  # in the dataset
+    size: int,
 ) -> Tensor:  # (n,) in the caller's order, NaN where a sample has weight zero
-    out = torch.full((len(dataset),), torch.nan, dtype=torch.float64)
-    out[_rows_of(dataset, used)[margin.order.cpu()]] = potential.cpu()
+    out = torch.full((size,), torch.nan, dtype=torch.float64)
+    out[margin.order.cpu()] = potential.cpu()
     return out
 
 
@@ -224,6 +230,12 @@ def _result(
 ) -> OTDDResult:
     assert divergence.transport is not None and divergence.mass is not None
     solution, transport = divergence.cross.solution, divergence.transport
+    x, y = (
+        _in_dataset(margin, dataset, kept)
+        for margin, dataset, kept in zip(
+            (divergence.x, divergence.y), (src, tgt), used, strict=True
+        )
+    )
     notes = [
         f"{dataset.name}: {len(dataset) - len(kept):,} samples of weight zero carry no mass; "
         "their potentials are NaN"
@@ -247,8 +259,8 @@ def _result(
         self_passes=tuple(t.solution.passes for t in divergence.selves) or (0, 0),  # type: ignore[arg-type]
         label_cost=clouds.label_cost.cpu(),
         class_mass=divergence.mass.cpu(),
-        f=_unsorted(solution.f, divergence.x, src, used[0]),
-        g=_unsorted(solution.g, divergence.y, tgt, used[1]),
+        f=_unsorted(solution.f, x, len(src)),
+        g=_unsorted(solution.g, y, len(tgt)),
         quantization_error=quantization_bound(transport.upper, divergence.moved),
         seconds={**clock.seconds, "total": clock.total()},
         peak_memory_bytes=_peak_memory(device),
@@ -256,6 +268,15 @@ def _result(
         settings=settings,
         versions=_versions(),
         notes=tuple(notes),
+        plan=Plan(
+            divergence.pair,
+            solution,
+            divergence.epsilon,
+            x,
+            y,
+            (len(src), len(tgt)),
+            settings.memory_budget,
+        ),
     )
 
 

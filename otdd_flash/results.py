@@ -20,6 +20,8 @@ from otdd_flash.types import DatasetSummary, OTDDResult, OTDDSettings, Transport
 # layout of the npz file; raised when a reader of the old layout would misread the new one
 FORMAT = 1
 ARRAYS = ("label_cost", "class_mass", "f", "g")
+# not in the header: the arrays, and the plan, which needs the points
+LEFT_OUT = (*ARRAYS, "plan")
 # source classes listed in the table; the rest is in the JSON
 TABLE_ROWS = 30
 # width of the first column of the table
@@ -70,7 +72,7 @@ def save(result: OTDDResult, path: str | Path) -> None:
     Raises:
         OSError: the file cannot be written; what was there before stays.
     """
-    names = [field.name for field in dataclasses.fields(result) if field.name not in ARRAYS]
+    names = [field.name for field in dataclasses.fields(result) if field.name not in LEFT_OUT]
     header = {"format": FORMAT, **{name: plain(getattr(result, name), False) for name in names}}
     arrays: dict[str, Any] = {
         name: getattr(result, name).detach().cpu().double().numpy() for name in ARRAYS

@@ -364,6 +364,8 @@ class OTDDResult:
     ``squared`` is S, ``distance`` its root; ``squared_bounds`` encloses S. ``f`` and ``g`` are the
     dual potentials of the cross term in the caller's row order, ``class_mass`` the plan summed
     over class pairs, ``label_cost`` the squared Wasserstein distances between class laws.
+    ``plan`` answers what the transport plan says, streamed: products, barycentric map, matches; it
+    keeps the points of both datasets in memory.
     """
 
     source: DatasetSummary
@@ -389,3 +391,5 @@ class OTDDResult:
     settings: OTDDSettings
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    # a `plan.Plan`, which streams; None in a result that was loaded from a file
+    plan: Any = field(default=None, repr=False, compare=False)

@@ -1,0 +1,127 @@
+"""Gradients of the divergence: closed forms, finite differences, degenerate clouds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import otdd_flash as otdd
+from otdd_flash.loss import sinkhorn_divergence
+
+EXACT = {"tol": 1e-12, "max_passes": 5000, "device": "cpu"}
+# error of a central difference of step 1e-5 in float64: 1e-11 / 1e-5 of rounding, 1e-10 of curvature
+TOLERANCE = 1e-6
+
+
+def weighted_problem():
+    draw = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=draw, dtype=torch.float64)
+
+    def simplex(n: int) -> torch.Tensor:
+        w = rand(n) + 0.1
+        return w / w.sum()
+
+    def inside(v: int) -> torch.Tensor:
+        w = rand(v, v)
+        return (w + w.mT).fill_diagonal_(0.0)
+
+    x = torch.randn(7, 3, generator=draw, dtype=torch.float64)
+    y = torch.randn(9, 3, generator=draw, dtype=torch.float64) + 1
+    labels = torch.arange(7) % 2, torch.arange(9) % 3
+    return [x, y, simplex(7), simplex(9), rand(2, 3), inside(2), inside(3)], labels
+
+
+@pytest.mark.parametrize("k", range(7))
+def test_gradients_agree_with_finite_differences(k):
+    inputs, labels = weighted_problem()
+
+    def value(replaced: torch.Tensor) -> torch.Tensor:
+        x, y, a, b, *costs = [replaced if j == k else t for j, t in enumerate(inputs)]
+        return sinkhorn_divergence(
+            x, y, a, b, labels=labels, label_cost=tuple(costs), epsilon=0.7, **EXACT
+        )
+
+    point = inputs[k].clone().requires_grad_()
+    value(point).backward()
+    assert point.grad is not None
+    step = 1e-5
+    for i in range(point.numel()):
+        move = torch.zeros_like(inputs[k])
+        move.view(-1)[i] = step
+        if k in (2, 3):
+            # weights move along the simplex
+            move -= step / move.numel()
+        difference = (value(inputs[k] + move) - value(inputs[k] - move)).item() / (2 * step)
+        along = (point.grad * move).sum().item() / step
+        assert along == pytest.approx(difference, rel=TOLERANCE, abs=TOLERANCE)
+    if k in (2, 3):
+        assert (inputs[k] @ point.grad).item() == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [1, 3, 17])
+@pytest.mark.parametrize("epsilon", [1e-1, 10.0])
+def test_a_translation_pulls_back_along_itself(offset, dtype, d, epsilon):
+    x = (torch.arange(20.0 * d).reshape(20, d) * 7 % 11 + offset).to(dtype).requires_grad_()
+    value = sinkhorn_divergence(x, x.detach() + 3, epsilon=epsilon, **{**EXACT, "tol": 1e-9})
+    value.backward()
+    assert value.item() == pytest.approx(9.0 * d, rel=1e-6)
+    expected = torch.full_like(x, -2 * 3 / 20)
+    torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=0)
+
+
+def test_equal_clouds_and_single_points_have_zero_gradients():
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    value = sinkhorn_divergence(x, x.detach().clone(), epsilon=0.1, device="cpu")
+    value.backward()
+    assert value.item() == 0.0 and not x.grad.any()
+    same = torch.zeros(4, 2, requires_grad=True)
+    value = sinkhorn_divergence(same, torch.zeros(5, 2), device="cpu")
+    value.backward()
+    assert value.item() == 0.0 and not same.grad.any()
+
+
+def test_samples_without_weight_change_nothing():
+    x = torch.tensor([[0.0], [1.0], [9.0]], requires_grad=True)
+    a = torch.tensor([0.5, 0.5, 0.0], requires_grad=True)
+    y = torch.tensor([[2.0], [3.0]])
+    value = sinkhorn_divergence(x, y, a, epsilon=1e-3, device="cpu")
+    value.backward()
+    kept = sinkhorn_divergence(x[:2].detach(), y, epsilon=1e-3, device="cpu")
+    assert value.item() == kept.item() == pytest.approx(4.0)
+    torch.testing.assert_close(x.grad, torch.tensor([[-2.0], [-2.0], [0.0]]))
+    assert torch.isfinite(a.grad).all()
+
+
+def test_views_and_expanded_upstream_gradients():
+    base = torch.randn(3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    y = torch.randn(5, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    view = base.clone().requires_grad_()
+    sinkhorn_divergence(view.T[::2], y, epsilon=1.0, **EXACT).expand(4).sum().backward()
+    plain = base.T[::2].contiguous().requires_grad_()
+    (4 * sinkhorn_divergence(plain, y, epsilon=1.0, **EXACT)).backward()
+    torch.testing.assert_close(view.grad.T[::2], plain.grad, rtol=0, atol=0)
+    assert not view.grad.T[1::2].any()
+
+
+def test_the_same_gradient_twice():
+    inputs, _ = weighted_problem()
+    grads = []
+    for _ in range(2):
+        x = inputs[0].clone().requires_grad_()
+        sinkhorn_divergence(x, inputs[1], inputs[2], inputs[3], device="cpu").backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_bad_input_is_refused():
+    x, y = torch.zeros(3, 2), torch.ones(4, 2)
+    with pytest.raises(otdd.LabelError, match="go together"):
+        sinkhorn_divergence(x, y, labels=(torch.zeros(3).long(), torch.zeros(4).long()))
+    with pytest.raises(otdd.DataError, match="bring both to one feature space"):
+        sinkhorn_divergence(x, torch.ones(4, 3))
+    with pytest.raises(otdd.WeightError, match="sum to 2"):
+        sinkhorn_divergence(x, y, torch.full((3,), 2 / 3))
