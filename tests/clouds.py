@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -191,6 +194,35 @@ class Plain:
         seams = self.pair.column_seams
         parts = [score[:, a:b].logsumexp(1) for a, b in zip(seams, seams[1:], strict=False)]
         return -eps * torch.stack(parts, 1)
+
+
+# how chips of other capabilities read or multiply points, by the name of a backend
+FORCED: dict = {
+    "triton, float16": (10, {"multiply": "float16"}),
+    "triton, pointers": (8, {"host_descriptors": False}),
+}
+
+
+@contextmanager
+def forced(backend: str) -> Iterator[None]:
+    """Choose launches as another chip would: its own on a GPU, the interpreter's made like it."""
+    if backend not in FORCED:
+        yield
+        return
+    import triton
+
+    from otdd_flash_kernels import launch
+
+    major, change = FORCED[backend]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "INTERPRETER", replace(launch.INTERPRETER, **change))
+        patch.setattr(launch, "get_device_capability", lambda device: (major, 0))
+        if torch.cuda.is_available():
+            # where the hardware copies tensors, kernels write their own descriptors to memory
+            triton.set_allocator(
+                lambda size, alignment, stream: torch.zeros(size, dtype=torch.int8, device="cuda")
+            )
+        yield
 
 
 def magnitude(cost: Tensor, h: Tensor, eps: float) -> float:

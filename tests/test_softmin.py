@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from clouds import (
+    FORCED,
     SPARSE,
     Plain,
     error,
+    forced,
     magnitude,
     pair_of,
     points,
@@ -46,8 +48,10 @@ if find_spec("triton"):
     compiled = [pytest.mark.gpu] if DEVICE == "cuda" else []
     TRITON = pytest.param("triton", marks=compiled)
     BACKENDS += [TRITON, pytest.param("triton, stored", marks=compiled)]
+    OTHER_CHIPS = [pytest.param(name, marks=compiled) for name in FORCED]
 else:
     TRITON = pytest.param("triton", marks=pytest.mark.skip(reason="Triton is not installed"))
+    OTHER_CHIPS = []
 
 # (n, m, d, kind, slices), tiles of the interpreter being 32 x 32 x 32
 CASES = [
@@ -87,17 +91,18 @@ class Operators:
     backward: Any = None  # the streamed kernels of the transposed pair; the rest have their own
 
     def __init__(self, backend: str, pair: CostPair) -> None:
-        if backend == "triton":
-            from otdd_flash_kernels.triton_cost import TritonCost
-
-            pair = to_device(pair, DEVICE)
-            self.forward = TritonCost(pair)
-            self.backward = TritonCost(pair.transposed)
-            self.single = True
-        elif backend == "triton, stored":
+        if backend == "triton, stored":
             from otdd_flash_kernels.stored import StoredCost
 
             self.forward = StoredCost(to_device(pair, DEVICE))
+            self.single = True
+        elif backend.startswith("triton"):
+            from otdd_flash_kernels.triton_cost import TritonCost
+
+            pair = to_device(pair, DEVICE)
+            with forced(backend):
+                self.forward = TritonCost(pair)
+                self.backward = TritonCost(pair.transposed)
             self.single = True
         else:
             self.forward = CpuCost(pair, store=backend == "stored")
@@ -213,6 +218,19 @@ def check_all(
 def test_operators_on_integer_slices(case, backend):
     pair, cost = problem(case)
     check_all(Operators(backend, pair), pair, cost, 0.05)
+
+
+# one slice, two slices in one sum, and two and three with a sum for each level
+@pytest.mark.parametrize("backend", OTHER_CHIPS)
+@pytest.mark.parametrize("case", [*CASES[7:12:2], CASES[2], (17, 33, 100, "fp32", 2)], ids=str)
+def test_operators_as_other_chips_run_them(case, backend):
+    pair, cost = problem(case)
+    operators = Operators(backend, pair)
+    if backend == "triton, float16":
+        assert operators.forward.multiply == "float16"
+    else:
+        assert torch.is_tensor(operators.forward._operands.rows)
+    check_all(operators, pair, cost, 0.05)
 
 
 @pytest.mark.parametrize("backend", ["stored", "streamed"])
@@ -411,6 +429,13 @@ def test_sparse_clouds(kinds, by_extents, backend):
     check_all(Operators(backend, pair), pair, reference.cost_matrix(pair), 0.05)
 
 
+@pytest.mark.parametrize("backend", OTHER_CHIPS)
+def test_sparse_clouds_as_other_chips_run_them(backend):
+    x, y = sparse_points("white", 67, 100, 67), sparse_points("per column", 77, 100, 77)
+    pair = sparse_pair(x, y)
+    check_all(Operators(backend, pair), pair, reference.cost_matrix(pair), 0.05)
+
+
 @pytest.mark.parametrize("backend", [TRITON])
 @pytest.mark.parametrize("kind", ["black", "white", "per column"])
 def test_a_sparse_cloud_with_itself(kind, backend):
@@ -536,6 +561,48 @@ def test_three_slices_lose_less_than_two_millionths(d, backend):
     )
     rounding = K * 2.0**-24 * float(cost.max())
     assert error(got, cost) <= 2e-6 * float(cost.mean()) + (rounding if d < 16 else 0.0)
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize("outlier", [0.0, 1e3])
+def test_the_rounding_covers_what_three_slices_leave_out(outlier, backend):
+    # one coordinate far out makes the grid coarse, and the levels left out large
+    from otdd_flash.ops import TritonOperator, _rounding
+
+    n = 12
+    x, y = points("fp32", n, 512, 18), points("fp32", n, 512, 19)
+    x[0, 0] += outlier
+    pair = pair_of(x, y, classes=(1, n), slices=3)
+    pair = replace(pair, label_cost=torch.zeros((1, n), dtype=torch.float64))
+    cost = reference.cost_matrix(pair)
+    operator = TritonOperator(to_device(pair, DEVICE))
+    none = torch.zeros(n, dtype=torch.float64, device=DEVICE)
+    # every column a class of its own: the softmins are the costs
+    lost = error(operator.class_softmin(none, float(cost.mean())), cost)
+    assert lost <= operator.rounding
+    if outlier:
+        assert lost > _rounding(pair, torch.float32)
+    else:
+        assert operator.rounding <= 3 * _rounding(pair, torch.float32)
+
+
+@pytest.mark.parametrize("backend", OTHER_CHIPS)
+@pytest.mark.parametrize("d", [1024, 4096])
+def test_long_sums_of_products_as_other_chips_make_them(d, backend):
+    # in float32 exact up to 2^24, then a last bit lost with each addition at most
+    x = points("uint8", 5, d, 20)
+    x[:2] = torch.tensor([[0], [255]])
+    pair = unlabelled(*quantize(x, x.roll(1, 0)))
+    pair = replace(
+        pair,
+        label_cost=torch.zeros((1, 5), dtype=torch.float64),
+        column_labels=torch.arange(5),
+    )
+    operators, cost = Operators(backend, pair), reference.cost_matrix(pair)
+    got = operators.class_softmin(torch.zeros(5, dtype=torch.float64), float(cost.mean()))
+    exact = backend != "triton, float16" or d <= 1024
+    assert (operators.forward.lost == 0) is exact
+    assert error(got, cost) <= K * 2.0**-24 * float(cost.max()) + operators.forward.lost
 
 
 def extreme(value: int, d: int, slices: int = 1) -> Cloud:

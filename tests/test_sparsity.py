@@ -81,6 +81,16 @@ def test_few_columns_are_used_by_many_rows():
         assert columns.extent.min() > unordered.shape[1] - 20
 
 
+def test_columns_choose_their_backgrounds_one_by_one():
+    # black and white columns in turn: either value for all would be no background of half of them
+    x = sparse_points("black", 50, 40, 13)
+    x[:, ::2] = 255 - x[:, ::2]
+    rows, columns = order_columns(*quantize(x, sparse_points("dense", 20, 40, 14)))
+    assert rows.extent is not None and columns.extent is not None
+    assert rows.extent.double().mean() < 0.7 * 40
+    assert torch.equal(rows.extent, extent_of(rows))
+
+
 @pytest.mark.parametrize("kind", ["fp32", "int64"])
 def test_clouds_of_several_slices_are_left_alone(kind):
     clouds = quantize(

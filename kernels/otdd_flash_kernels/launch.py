@@ -3,52 +3,90 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from torch.cuda import get_device_capability
+
+# one slice; two slices whose products go into one float32 sum; slices with a sum for each level
+Kind = Literal["one", "wide", "slices"]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Tile shape and resources of a softmin kernel."""
+    """Tile shape and resources of a kernel, and how it reads and multiplies points."""
 
     tile_rows: int
     tile_columns: int
-    tile_depth: int
+    tile_depth: int  # bytes of a point in one step: of each slice, or of both where summed in one
     warps: int
     stages: int
-    registers: int | None  # cap a thread, so that several programs share a multiprocessor
+    registers: int | None = None  # cap a thread, so that programs share a multiprocessor
+    multiply: Literal["int8", "float16"] = "int8"
+    host_descriptors: bool = True  # False: made of pointers in the kernel
 
 
-# by compute capability (major) and whether the clouds have several slices; the newest entry not
-# above the device's is taken
-TABLE = {
-    (8, False): Launch(128, 128, 64, 8, 3, None),
-    (8, True): Launch(64, 64, 64, 4, 3, None),
+# softmins by compute capability (major); the newest entry not above the device's is taken. Those
+# other than 9 are chosen by what they compile to: pipelined loads, next to no spilled registers
+TABLE: dict[tuple[int, Kind], Launch] = {
+    # no tensor copies by hardware, and 99 kB of shared memory on some
+    (8, "one"): Launch(128, 128, 64, 8, 3, host_descriptors=False),
+    (8, "wide"): Launch(128, 128, 64, 8, 3, host_descriptors=False),
+    (8, "slices"): Launch(128, 64, 64, 8, 3, host_descriptors=False),
     # three programs a multiprocessor: one computes exponentials while others multiply
-    (9, False): Launch(128, 128, 128, 4, 2, 168),
-    (9, True): Launch(64, 128, 64, 4, 3, None),
+    (9, "one"): Launch(128, 128, 128, 4, 2, 168),
+    (9, "wide"): Launch(128, 128, 128, 4, 2, 168),
+    (9, "slices"): Launch(64, 128, 64, 4, 3),
+    # int8 is emulated, or slower than float16; 512 columns of tensor memory hold all the sums
+    (10, "one"): Launch(128, 128, 128, 4, 2, 168, "float16"),
+    (10, "wide"): Launch(64, 64, 128, 4, 3, None, "float16"),
+    (10, "slices"): Launch(64, 64, 128, 4, 3, None, "float16"),
+    # consumer chips: int8 at full speed, float16 with float32 sums at a fraction of it
+    (12, "one"): Launch(128, 128, 64, 8, 3),
+    (12, "wide"): Launch(128, 128, 64, 8, 3),
+    (12, "slices"): Launch(64, 64, 64, 8, 3),
 }
-INTERPRETER = Launch(32, 32, 32, 4, 1, None)
+# for writing chunks of the plan
+PLAN_TABLE: dict[tuple[int, Kind], Launch] = {
+    (8, "one"): Launch(128, 128, 64, 8, 3, host_descriptors=False),
+    (8, "wide"): Launch(64, 64, 256, 4, 3, host_descriptors=False),
+    (9, "one"): Launch(128, 128, 128, 4, 3),
+    (9, "wide"): Launch(128, 128, 256, 8, 3),
+    (10, "one"): Launch(128, 128, 128, 8, 3, None, "float16"),
+    (10, "wide"): Launch(64, 64, 256, 8, 3, None, "float16"),
+    (12, "one"): Launch(128, 128, 64, 8, 3),
+    (12, "wide"): Launch(128, 64, 128, 8, 3),
+}
+INTERPRETER = Launch(32, 32, 32, 4, 1)
 # programs for each multiprocessor, so that the last ones end together
 PROGRAMS = 16
 
 
-def launch_for(device: torch.device, *, sliced: bool = False) -> Launch:
-    """Return the launch of a device; small tiles where Triton interprets on the CPU.
+def launch_for(device: torch.device, kind: Kind) -> Launch:
+    """Return the softmin's launch on a device; small tiles where Triton interprets on the CPU.
 
     Raises:
         RuntimeError: a GPU older than compute capability 8.0.
     """
+    return _chosen(TABLE, device, kind)
+
+
+def plan_launch_for(device: torch.device, kind: Kind) -> Launch:
+    """Return the launch that writes chunks of the plan; raises as :func:`launch_for`."""
+    return _chosen(PLAN_TABLE, device, kind)
+
+
+def _chosen(table: dict[tuple[int, Kind], Launch], device: torch.device, kind: Kind) -> Launch:
     if device.type == "cpu":
         return INTERPRETER
-    major, minor = torch.cuda.get_device_capability(device)
-    known = [key for key, several in TABLE if key <= major and several == sliced]
+    major, minor = get_device_capability(device)
+    known = [key for key, of in table if key <= major and of == kind]
     if not known:
         raise RuntimeError(
             f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; "
             "the kernels need 8.0 or newer: use device='cpu'"
         )
-    return TABLE[max(known), sliced]
+    return table[max(known), kind]
 
 
 def wanted_programs(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,6 +52,11 @@ class Cloud:
     def quantized(self) -> bool:
         """Whether the points are integer slices."""
         return self.data.dtype == torch.int8
+
+    @cached_property
+    def halves(self) -> Tensor:  # (slices, n, d_padded) float16
+        """The slices in float16, kept for all pairs of this cloud."""
+        return self.data.half()
 
     def take(
         self,
@@ -253,7 +259,8 @@ def centre(
     if small and len(columns.kept):
         small = float((columns.high - columns.low).max()) <= 255
     middle = (columns.low + columns.high) / 2
-    offset = columns.low + 128 if small else middle
+    # integers stay integers
+    offset = middle.floor() if small else middle
     dtype = torch.float32 if small else torch.float64
 
     def cloud(points: Tensor, fold: Tensor) -> Cloud:

@@ -9,9 +9,9 @@ over the columns. C is never stored. The row bias is added after the reduction, 
 that are constant from some column on skip the rest (see sparsity.py): what it would add is in
 ``u`` (constant rows) or in ``row_tail`` (constant columns).
 
-One int8 slice is multiplied as it is, in exact integers. In few dimensions, where exponentials are
-the work, two slices are held in float16, the upper one times 256: all four products then go into
-one float32 sum, and no integers are left to convert.
+One slice is multiplied as it is, in exact integers (or in float16, as exactly, see operands.py). In
+few dimensions, where exponentials are the work, two slices are held in float16, the upper one times
+256: all four products then go into one float32 sum, and no integers are left to convert.
 
 Sources: online softmax, Milakov and Gimelshein 2018; FlashSinkhorn, arXiv 2602.03067, section 3.
 """
@@ -21,13 +21,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from otdd_flash_kernels.operands import add_products, described
 from otdd_flash_kernels.tiles import column_bias, reduce_scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "m", "n_tiles", "n_classes"])
 def softmin_kernel(
-    rows,  # descriptor (n, d) int8, or (2 n, d) float16, the upper slice last
-    columns,  # descriptor (m, d) int8, or (2 m, d) float16
+    rows,  # descriptor or pointer, (n, d) int8 or float16, or (2 n, d) float16, upper slice last
+    columns,  # descriptor or pointer, (m, d) int8 or float16, or (2 m, d) float16
     u,  # (steps + 1, m) float32 column bias for tiles of so many steps, base 2
     row_tail,  # (steps + 1, n) float32 what runs of so many steps leave out, base 2
     label_cost,  # (Vx, Vy) float32, base 2
@@ -40,6 +41,7 @@ def softmin_kernel(
     out_mean,  # (segments, n) float32 sums times score minus maximum
     n,
     m,
+    d,
     n_tiles,
     n_classes,  # of the columns
     slope,  # base-2 score of one unit of the dot product
@@ -59,6 +61,10 @@ def softmin_kernel(
     u += tile_steps.to(tl.int64) * m
     label_cost += klass.to(tl.int64) * n_classes
     row = first_row + tl.arange(0, BM)
+    slices: tl.constexpr = 2 if WIDE else 1
+    rows = described(rows, slices * n, d, BM, BK)
+    columns = described(columns, slices * m, d, BN, BK)
+    unit: tl.constexpr = tl.int32 if rows.dtype == tl.int8 else tl.float32
 
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
@@ -72,19 +78,9 @@ def softmin_kernel(
         tl.assume(steps > 0)
         # one loop of tiles and steps, so that loads of the next tile overlap this one's end
         for j in tl.range(begin, end, BN, flatten=True):
-            dots = tl.zeros((BM, BN), tl.float32 if WIDE else tl.int32)  # [BM, BN]
+            dots = tl.zeros((BM, BN), unit)  # [BM, BN]
             for k in range(0, steps):
-                left = rows.load([first_row, k * BK])  # [BM, BK]
-                right = columns.load([j, k * BK])  # [BN, BK]
-                if WIDE:
-                    left_up = rows.load([n + first_row, k * BK])
-                    right_up = columns.load([m + j, k * BK])
-                    dots = tl.dot(left, right.T, dots)
-                    dots = tl.dot(left, right_up.T, dots)
-                    dots = tl.dot(left_up, right.T, dots)
-                    dots = tl.dot(left_up, right_up.T, dots)
-                else:
-                    dots = tl.dot(left, right.T, dots, out_dtype=tl.int32)
+                dots = add_products(dots, rows, columns, first_row, j, k * BK, n, m, WIDE)
             bias = column_bias(u, label_cost, column_labels, j + tl.arange(0, BN), end)
             score = dots.to(tl.float32) * slope + bias[None, :]
             top, total, moment = reduce_scores(score, tail, top, total, moment, MODE)

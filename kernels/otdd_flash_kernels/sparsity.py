@@ -21,17 +21,15 @@ LEAST_SHARE = 0.25
 
 
 def _background(data: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) int8 -> (d,) int8, (d,) int64
-    """Return the smallest or the largest value of each column, and how many rows hold another."""
-    best: tuple[Tensor, Tensor] | None = None
-    for value in (data.amin(dim=0), data.amax(dim=0)):
-        used = torch.zeros(data.shape[1], dtype=torch.int64, device=data.device)
-        # sums of booleans are made through 64-bit integers
-        for part in data.split(1 << 12):
-            used += (part != value).sum(dim=0)
-        if best is None or int(used.sum()) < int(best[1].sum()):
-            best = value, used
-    assert best is not None
-    return best
+    """Return the commoner of each column's lowest and highest value, and the rows with another."""
+    low, high = torch.aminmax(data, dim=0)
+    above, below = torch.zeros((2, data.shape[1]), dtype=torch.int64, device=data.device)
+    # sums of booleans are made through 64-bit integers
+    for part in data.split(1 << 12):
+        above += (part != low).sum(dim=0)
+        below += (part != high).sum(dim=0)
+    lower = above <= below
+    return torch.where(lower, low, high), torch.where(lower, above, below)
 
 
 def _extents(data: Tensor, background: Tensor) -> Tensor:  # (n,) int32

@@ -10,6 +10,7 @@ slices. One kernel serves both axes: the stride along which it reduces is an arg
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -17,12 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from otdd_flash_kernels.pair import CostPair
+from otdd_flash_kernels.quantize import Cloud
 from otdd_flash_kernels.tiles import reduce_scores
 
 SOFT, HARD, MEAN = 0, 1, 2
 LN2 = math.log(2.0)
-# float64 entries made at a time while C is built: 64 MB
-CHUNK_ENTRIES = 1 << 23
+# float64 entries of each of the four blocks that are held while C is built: 64 MB together
+CHUNK_ENTRIES = 1 << 21
 # outputs of a program and entries it reads at a time, along and across the contiguous axis
 ALONG, ACROSS = (1, 4096), (32, 128)
 
@@ -76,15 +78,23 @@ class StoredCost:
         self.pair = pair
         self.device = pair.rows.data.device
         self.cost = torch.empty(pair.shape, dtype=torch.float32, device=self.device)
-        columns = pair.columns.dense().mT
-        height = max(1, CHUNK_ENTRIES // pair.columns.n)
-        for start in range(0, pair.rows.n, height):
-            rows = torch.arange(start, min(start + height, pair.rows.n), device=self.device)
-            block = (pair.rows.take(rows).dense() @ columns).mul_(-2.0 * pair.scale)
-            block += (pair.rows.bias[rows] * pair.scale)[:, None]
-            block += (pair.columns.bias * pair.scale)[None]
-            block += pair.label_cost[pair.row_labels[rows]][:, pair.column_labels]
-            self.cost[start : start + len(rows)] = block
+        for columns, right in self._chunks(pair.columns):
+            bias = pair.columns.bias[columns] * pair.scale
+            labels = pair.column_labels[columns]
+            for rows, left in self._chunks(pair.rows):
+                block = (left @ right.mT).mul_(-2.0 * pair.scale)
+                block += (pair.rows.bias[rows] * pair.scale)[:, None]
+                block += bias
+                block += pair.label_cost[pair.row_labels[rows, None], labels]
+                self.cost[rows, columns] = block
+
+    def _chunks(self, cloud: Cloud) -> Iterator[tuple[slice, Tensor]]:
+        """Yield spans of points and their float64 coordinates, so short that all blocks fit."""
+        height = max(1, min(CHUNK_ENTRIES // cloud.data.shape[-1], math.isqrt(CHUNK_ENTRIES)))
+        for start in range(0, cloud.n, height):
+            stop = min(start + height, cloud.n)
+            rows = torch.arange(start, stop, device=self.device)
+            yield slice(start, stop), cloud.take(rows).dense()
 
     @staticmethod
     def bytes_to_store(pair: CostPair) -> int:

@@ -10,13 +10,12 @@ import math
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from otdd_flash_kernels.launch import launch_for, wanted_programs
+from otdd_flash_kernels.launch import Kind, launch_for, wanted_programs
+from otdd_flash_kernels.operands import WIDE_DIMENSION, Operands
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.quantize import Cloud, widened
+from otdd_flash_kernels.quantize import Cloud
 from otdd_flash_kernels.softmin import softmin_kernel
 from otdd_flash_kernels.softmin_slices import softmin_slices_kernel
 from otdd_flash_kernels.sparsity import tail_products
@@ -24,14 +23,13 @@ from otdd_flash_kernels.tiles import column_runs, pure_tiles, with_steps
 
 SOFT, HARD, MEAN = 0, 1, 2
 LN2 = math.log(2.0)
-# up to this many dimensions two slices are multiplied in float16
-WIDE_DIMENSION = 64
 
 
 class TritonCost:
     """Softmin and its kin over the columns of a pair, on the device of its clouds.
 
-    Memory: O(n + m) floats for each call; the clouds themselves are not copied.
+    Memory: O(n + m) floats for each call; the clouds are copied only where they are multiplied in
+    float16 (see operands.py).
 
     Raises:
         ValueError: clouds that are not quantised, or whose 32-bit dot products could overflow.
@@ -45,25 +43,19 @@ class TritonCost:
         self.device = pair.rows.data.device
         self._slices, _, self._d = pair.rows.data.shape
         self._wide = self._slices == 2 and self._d <= WIDE_DIMENSION
-        rows, columns = pair.rows.data, pair.columns.data
-        if self._wide:
-            rows, columns = widened(pair.rows), widened(pair.columns)
-        self.launch = launch_for(self.device, sliced=self._slices > 1 and not self._wide)
-        # two slices of two bytes are four of one; no step deeper than the points
-        depth = max(16, self.launch.tile_depth // (4 if self._wide else 1))
-        self._depth = min(depth, max(16 if self._wide else 32, triton.next_power_of_2(self._d)))
-        _check_integer_range(pair)
+        kind: Kind = "one" if self._slices == 1 else "wide" if self._wide else "slices"
+        self.launch = launch_for(self.device, kind)
+        norms = _slice_norms(pair.rows), _slice_norms(pair.columns)
+        _check_integer_range(*norms, self._d)
+        self._operands = Operands.of(pair, self.launch, wide=self._wide)
+        self.multiply, self._depth = self._operands.multiply, self._operands.depth
+        additions = self._d // 16 if self.multiply == "float16" and not self._wide else 0
+        # bound on the error of a cost besides the last bits of its terms
+        self.lost = 2.0 * pair.scale * _lost(*norms, additions)
         self._row_bias = pair.rows.bias * pair.scale
         self._column_bias = pair.columns.bias * pair.scale
         self._column_labels = pair.column_labels.to(torch.int32)
         self._plan_tiles()
-
-        def describe(data: Tensor, height: int) -> TensorDescriptor:
-            flat = data.reshape(-1, self._d)
-            return TensorDescriptor.from_tensor(flat, [height, self._depth])
-
-        self._rows = describe(rows, self.launch.tile_rows)
-        self._columns = describe(columns, self.launch.tile_columns)
 
     def _plan_tiles(self) -> None:
         """Decide what each tile reads: the sparser side says how far its dot products go."""
@@ -114,7 +106,8 @@ class TritonCost:
         bias = (h - self._column_bias) / unit
         label_cost = (pair.label_cost / unit).float()
         shared = (label_cost, self._column_labels, self._tiles, runs, seams, top, total, moment)
-        sizes = (n, m, len(self._tiles), pair.label_cost.shape[1])
+        points = (self._operands.rows, self._operands.columns)
+        sizes = (n, m, self._d, len(self._tiles), pair.label_cost.shape[1])
         options = {
             "BM": launch.tile_rows,
             "BN": launch.tile_columns,
@@ -126,8 +119,7 @@ class TritonCost:
         grid = (len(self._tiles) * (len(seams) - 1),)
         if self._slices == 1 or self._wide:
             softmin_kernel[grid](
-                self._rows,
-                self._columns,
+                *points,
                 (bias + float(slope) * self._column_tail).float().contiguous(),
                 (float(slope) * self._row_tail).float().contiguous(),
                 *shared,
@@ -140,8 +132,7 @@ class TritonCost:
         else:
             level = 2 * (self._slices - 1)
             softmin_slices_kernel[grid](
-                self._rows,
-                self._columns,
+                *points,
                 bias.float(),
                 *shared,
                 *sizes,
@@ -213,21 +204,36 @@ def _mean_extent(cloud: Cloud) -> float:
     return float("inf") if cloud.extent is None else float(cloud.extent.double().mean())
 
 
-def _check_integer_range(pair: CostPair) -> None:
+def _slice_norms(cloud: Cloud) -> list[float]:
+    """Return for each slice the largest norm of a point's digits, lowest slice first."""
+    height = max(1, (1 << 21) // cloud.data.shape[-1])
+    return [
+        math.sqrt(max(float(part.double().square().sum(1).max()) for part in digits.split(height)))
+        for digits in cloud.data
+    ]
+
+
+def _lost(rows: list[float], columns: list[float], additions: int) -> float:
+    """Bound what sums of slices' products lose, by Cauchy-Schwarz on the norms of the slices.
+
+    Three slices lose their lowest two levels, and sums in float32 (``additions`` of them, 0 in
+    integers) one last bit an addition where they pass 2^24.
+    """
+    out = 0.0
+    if len(rows) == 3:
+        out = 256.0 * (rows[0] * columns[1] + rows[1] * columns[0]) + rows[0] * columns[0]
+    if additions and len(rows) * max(rows) * max(columns) > 2**24:
+        whole = [sum(256.0**s * norm for s, norm in enumerate(side)) for side in (rows, columns)]
+        out += additions * 2.0**-23 * whole[0] * whole[1]
+    return out
+
+
+def _check_integer_range(rows: list[float], columns: list[float], d: int) -> None:
     """Refuse clouds whose int32 dot products could overflow (d above 43,690 at worst)."""
-
-    def largest(data: Tensor) -> float:
-        height = max(1, (1 << 21) // data.shape[-1])
-        return max(
-            float(chunk.double().square().sum(1).max())
-            for part in data
-            for chunk in part.split(height)
-        )
-
-    products = {1: 1, 2: 2, 3: 3}[pair.rows.data.shape[0]]
-    worst = products * math.sqrt(largest(pair.rows.data) * largest(pair.columns.data))
+    # one accumulator holds as many products of slices as there are slices
+    worst = len(rows) * max(rows) * max(columns)
     if worst >= 2**31:
         raise ValueError(
-            f"dot products reach {worst:.3g}, beyond 32-bit integers, at d = "
-            f"{pair.rows.data.shape[-1]}; reduce the dimension (an encoder, smaller images)"
+            f"dot products reach {worst:.3g}, beyond 32-bit integers, at d = {d}; "
+            "reduce the dimension (an encoder, smaller images)"
         )

@@ -1,0 +1,202 @@
+r"""Means under the rows of the plan: the plan row chunk by row chunk, times a matrix.
+
+.. math::
+    mean_i = \sum_j w_{ij} V_j / \sum_j w_{ij}, \quad w_{ij} = \exp((h_j - C_{ij} + s_i) / eps)
+
+with ``s`` near the softmin of ``h``, so that the weights of a row are near a distribution. A chunk
+of weights is written in float16 and multiplied by the library's matrix product with float32 sums;
+a column of ones in V gives the denominator, so that the rounding of the weights (2^-11 each, of
+either sign) averages out instead of moving the mean. Clouds of one or two slices.
+
+Source: FlashSinkhorn, arXiv 2602.03067, section 4 (streamed transport products).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from otdd_flash_kernels.launch import plan_launch_for
+from otdd_flash_kernels.operands import Operands, add_products, described
+from otdd_flash_kernels.pair import CostPair
+from otdd_flash_kernels.tiles import column_bias, pure_tiles
+
+LN2 = math.log(2.0)
+# weights of one chunk: 128 MB of float16
+CHUNK_ENTRIES = 1 << 26
+# a weight of 1 is stored as 2^10, so that float16 reaches down to 2^-34 of it
+WEIGHT_SHIFT = 10.0
+
+
+# m stays: rows of weights that begin at aligned addresses are written in wider pieces
+@triton.jit(do_not_specialize=["tiles", "first", "n", "n_blocks", "n_classes"])
+def plan_kernel(
+    rows,  # descriptor or pointer, (n, d) int8 or float16, or (2 n, d) float16, upper slice last
+    columns,  # descriptor or pointer, (m, d) int8 or float16, or (2 m, d) float16
+    u,  # (m,) float32 column bias, base 2
+    row_shift,  # (n,) float32 added to the scores of a row, base 2
+    label_cost,  # (Vx, Vy) float32, base 2
+    column_labels,  # (m,) int32
+    tiles,  # (tiles, 3) int32: first row, end row, class
+    out,  # (chunk rows, m) float16 weights
+    first,  # row of the chunk's first weights
+    n,
+    m,
+    d,
+    n_blocks,  # column blocks
+    n_classes,  # of the columns
+    slope,  # base-2 score of one unit of the dot product
+    WIDE: tl.constexpr,  # two slices in float16
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Write the weights of one row tile and one column block."""
+    tile = tl.program_id(0) // n_blocks
+    j = (tl.program_id(0) % n_blocks) * BN
+    first_row = tl.load(tiles + tile * 3)
+    end_row = tl.load(tiles + tile * 3 + 1)
+    klass = tl.load(tiles + tile * 3 + 2)
+    slices: tl.constexpr = 2 if WIDE else 1
+    rows = described(rows, slices * n, d, BM, BK)
+    columns = described(columns, slices * m, d, BN, BK)
+    dots = tl.zeros((BM, BN), tl.int32 if rows.dtype == tl.int8 else tl.float32)  # [BM, BN]
+    for k in range(0, d, BK):
+        dots = add_products(dots, rows, columns, first_row, j, k, n, m, WIDE)
+    row = first_row + tl.arange(0, BM)
+    column = j + tl.arange(0, BN)
+    label_cost += klass.to(tl.int64) * n_classes
+    bias = column_bias(u, label_cost, column_labels, column, m)
+    shift = tl.load(row_shift + row, mask=row < end_row, other=0.0)
+    weights = tl.exp2(dots.to(tl.float32) * slope + bias[None, :] + shift[:, None])
+    place = (row - first).to(tl.int64)[:, None] * m + column[None, :]
+    mask = (row < end_row)[:, None] & (column < m)[None, :]
+    # nothing overflows where the shift is the softmin; a far shift must not give infinity
+    tl.store(out + place, tl.minimum(weights, 65504.0).to(tl.float16), mask=mask)
+
+
+class TritonPlan:
+    """Means under the rows of the plan of a pair.
+
+    Memory: 128 MB of weights, a float32 copy of the result, and a float16 copy of the clouds where
+    they are multiplied in it.
+
+    Raises:
+        ValueError: clouds that are not quantised, or of three slices.
+    """
+
+    def __init__(self, pair: CostPair) -> None:
+        if not pair.rows.quantized or pair.rows.data.shape[0] > 2:
+            raise ValueError("streamed plans need clouds of one or two slices")
+        self.pair = pair
+        self.device = pair.rows.data.device
+        self._wide = pair.rows.data.shape[0] == 2
+        self._d = pair.rows.data.shape[2]
+        self._launch = launch = plan_launch_for(self.device, "wide" if self._wide else "one")
+        self._operands = Operands.of(pair, launch, wide=self._wide)
+        self._tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
+        self._bounds = self._tiles[:, :2].cpu()
+        self._column_labels = pair.column_labels.to(torch.int32)
+
+    def means(
+        self,
+        h: Tensor,  # (m,) float64 potential plus eps log weight
+        eps: float,
+        values: Tensor,  # (m, k)
+        near: Tensor,  # (n,) float64 softmin of h, or the row potential
+    ) -> Tensor:  # (n, k) float32
+        """Return the mean of ``values`` under each row's weights."""
+        pair = self.pair
+        n, m = pair.shape
+        scale = _power_of_two(values)
+        parts = _halves(values, scale)
+        unit = eps * LN2
+        bias = ((h - pair.columns.bias * pair.scale) / unit).float()
+        shift = ((near - pair.rows.bias * pair.scale) / unit + WEIGHT_SHIFT).float()
+        label_cost = (pair.label_cost / unit).float()
+        out = torch.empty((n, values.shape[1]), dtype=torch.float32, device=self.device)
+        height = max(self._launch.tile_rows, CHUNK_ENTRIES // m)
+        weights = torch.empty((min(n, height), m), dtype=torch.float16, device=self.device)
+        for begin, end in _chunks(self._bounds, height):
+            first, last = int(self._bounds[begin, 0]), int(self._bounds[end - 1, 1])
+            self._write(weights, begin, end, first, bias, shift, label_cost, unit)
+            product = torch.stack([_product(weights[: last - first], p) for p in parts]).sum(0)
+            mass = product[:, -1:]
+            out[first:last] = product[:, : values.shape[1]] / mass * scale
+        return out
+
+    def _write(
+        self,
+        weights: Tensor,
+        begin: int,
+        end: int,
+        first: int,
+        bias: Tensor,
+        shift: Tensor,
+        label_cost: Tensor,
+        unit: float,
+    ) -> None:
+        launch, (n, m) = self._launch, self.pair.shape
+        blocks = triton.cdiv(m, launch.tile_columns)
+        plan_kernel[((end - begin) * blocks,)](
+            self._operands.rows,
+            self._operands.columns,
+            bias,
+            shift,
+            label_cost,
+            self._column_labels,
+            self._tiles[begin:end].contiguous(),
+            weights,
+            first,
+            n,
+            m,
+            self._d,
+            blocks,
+            label_cost.shape[1],
+            2.0 * self.pair.scale / unit,
+            WIDE=self._wide,
+            BM=launch.tile_rows,
+            BN=launch.tile_columns,
+            BK=self._operands.depth,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+        )
+
+
+def _chunks(bounds: Tensor, height: int) -> list[tuple[int, int]]:
+    """Group consecutive tiles into chunks of at most ``height`` rows."""
+    chunks, begin = [], 0
+    for tile in range(1, len(bounds) + 1):
+        if tile == len(bounds) or int(bounds[tile, 1] - bounds[begin, 0]) > height:
+            chunks.append((begin, tile))
+            begin = tile
+    return chunks
+
+
+def _power_of_two(values: Tensor) -> float:
+    """Return a scale above all magnitudes, by which dividing rounds nothing."""
+    largest = float(torch.stack([v.abs().max() for v in values.split(1 << 14)]).max())
+    return 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
+
+
+def _halves(values: Tensor, scale: float) -> list[Tensor]:
+    """Return float16 parts of values / scale (22 bits), with zeros and a column of ones."""
+    width = -(-(values.shape[1] + 1) // 8) * 8
+    padded = torch.zeros((values.shape[0], width), dtype=torch.float32, device=values.device)
+    padded[:, : values.shape[1]] = values
+    padded /= scale
+    high = padded.half()
+    rest = (padded - high.float()).half()
+    high[:, -1] = 1.0
+    return [high, rest] if bool((rest != 0).any()) else [high]
+
+
+def _product(weights: Tensor, part: Tensor) -> Tensor:
+    """Multiply in float16 with float32 sums, which is what comes back."""
+    if weights.device.type == "cpu":
+        return weights.float() @ part.float()
+    return torch.mm(weights, part, out_dtype=torch.float32)
