@@ -195,15 +195,6 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def warm_up(device: str) -> None:
-    """Start a GPU and its libraries for matrices, which takes a second, while data is read."""
-    chosen = resolve_device(device)
-    if chosen.type == "cuda":
-        small = torch.eye(8, dtype=torch.float64, device=chosen)
-        torch.linalg.solve_ex(small @ small, small)
-        torch.cuda.synchronize(chosen)
-
-
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device now (on the CPU, within its control group)."""
     if device.type == "cuda":

@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
@@ -312,6 +313,16 @@ def _versions() -> dict[str, str]:
 
     names = ("otdd-flash", "torch", "triton", "numpy")
     return {"python": platform.python_version(), **{name: of(name) for name in names}}
+
+
+def warm_up(settings: OTDDSettings) -> None:
+    """Start a GPU, its libraries and kernels on a few made-up images, while data is read."""
+    if resolve_device(settings.device).type == "cuda":
+        pixels = torch.arange(64 * 160, dtype=torch.int64).mul_(37).remainder_(251).to(torch.uint8)
+        tiny = [
+            LabelledDataset(pixels.roll(k).reshape(64, 160), torch.arange(64) % 2) for k in (0, 7)
+        ]
+        distance(tiny[0], tiny[1], settings=replace(settings, epsilon="10%", tol=1e-2))
 
 
 def estimate_seconds(

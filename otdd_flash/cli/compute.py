@@ -90,7 +90,7 @@ def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDatase
     from concurrent.futures import ThreadPoolExecutor
 
     from otdd_flash.datasets import load
-    from otdd_flash.ops import warm_up
+    from otdd_flash.otdd import warm_up
     from otdd_flash.results import sampled
     from otdd_flash.types import Progress
 
@@ -98,7 +98,7 @@ def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDatase
     loaded = []
     # decompression and the start of a GPU wait for one another's turn if not for threads
     with ThreadPoolExecutor(3) as threads:
-        threads.submit(warm_up, options["device"])
+        threads.submit(warm_up, settings_of(options))
         names = dict.fromkeys((options["source"], options["target"]))
         coming = {name: threads.submit(load, name, **keywords) for name in names}
         try:
