@@ -12,18 +12,30 @@ from torch import Tensor
 
 from otdd_flash.annealing import solve_annealed
 from otdd_flash.bures import label_cost
-from otdd_flash.cost import Problem, Side, make_side
+from otdd_flash.cost import Margin, Problem, Side, make_side
+from otdd_flash.datasets import load
 from otdd_flash.divergence import Divergence, LabelledClouds, divergence_steps
+from otdd_flash.errors import SettingsError
 from otdd_flash.float64 import Float64Cost
 from otdd_flash.gaussians import class_laws
-from otdd_flash.ops import CostOperator
+from otdd_flash.ops import CostOperator, resolve_device
 from otdd_flash.sinkhorn import Solution, Solve
-from otdd_flash.timing import PeakMemory, median_ms, seconds_of, synchronize
+from otdd_flash.timing import PeakMemory, machine, median_ms, seconds_of, synchronize
 from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
 
 NOISE = 2  # grey levels added to repeated samples, either way
 NOISY_ROWS = 1 << 16  # rows that get their noise at a time
 CHECKED_ROWS, CHECKED_COLUMNS = 256, 4
+# samples a side unless asked, by device and whether it is to be quick
+SAMPLES = {
+    ("cpu", False): 2_000,
+    ("cpu", True): 400,
+    ("cuda", False): 60_000,
+    ("cuda", True): 8_000,
+}
+# worst error of a cost of 8-bit images over the mean cost
+COST_TOLERANCE = 1e-6
+LEAST_SAMPLES = 20
 
 
 def make_clouds(
@@ -77,13 +89,13 @@ def _resized_side(side: Side, samples: int, seed: int) -> Side:
     return Side(side.labels[rows], weights, torch.arange(samples, device=device), points)
 
 
-def truth_of(problem: Problem, clouds: LabelledClouds) -> Float64Cost:
-    """Return the float64 cost of the cross problem of some clouds, in the problem's order."""
+def truth_of(clouds: LabelledClouds, x: Margin, y: Margin) -> Float64Cost:
+    """Return the float64 cost between the sides of some clouds, in the order of the margins."""
     return Float64Cost(
-        clouds.x.points[problem.x.order],
-        clouds.y.points[problem.y.order],
-        problem.x.labels,
-        problem.y.labels,
+        clouds.x.points[x.order],
+        clouds.y.points[y.order],
+        x.labels,
+        y.labels,
         clouds.label_cost,
         clouds.factor,
     )
@@ -210,3 +222,58 @@ def divergence_report(
         "self_passes": [term.solution.passes for term in result.selves],
     }
     return report, result
+
+
+def bench_steps(
+    *,
+    device: str = "auto",
+    samples: int | None = None,  # a side; None: as many as suit the device
+    quick: bool = False,
+) -> Generator[Progress, None, dict[str, Any]]:
+    """Time and check this machine on the embedded samples, repeated with noise where needed.
+
+    Raises:
+        DeviceError, SettingsError: a device that is not there; fewer samples than classes.
+    """
+    where = resolve_device(device)
+    samples = SAMPLES[where.type, quick] if samples is None else samples
+    if samples < LEAST_SAMPLES:
+        raise SettingsError(f"samples is {samples}, expected {LEAST_SAMPLES} or more")
+    settings = OTDDSettings(device=device)
+    yield Progress("class laws", 0, 1)
+    src, tgt = load("mnist-mini"), load("fashion-mnist-mini")
+    made, law_seconds = seconds_of(lambda: make_clouds(src, tgt, where, factor=1 / 255**2), where)
+    clouds = resized(made, samples)
+    del made
+    yield Progress("class laws", 1, 1)
+    yield Progress("pass", 0, 1)
+    problem = clouds.problem(clouds.x, clouds.y, clouds.label_cost, settings)
+    truth = truth_of(clouds, problem.x, problem.y)
+    passes = pass_report(problem, truth, 0.01 * problem.mean_cost)
+    yield Progress("pass", 1, 1)
+    # a stored cost is freed before the divergence makes its own
+    del problem, truth
+    solve, result = yield from divergence_report(clouds, settings)
+    yield Progress("check", 0, 1)
+    solution, bounds = result.cross.solution, result.cross.bounds
+    weights = result.x.weights, result.y.weights
+    truth = truth_of(clouds, result.x, result.y)
+    left = max(truth.marginal_errors(solution.f, solution.g, *weights, result.epsilon))
+    value = truth.semidual(solution.g, *weights, result.epsilon)
+    yield Progress("check", 1, 1)
+    checks = {
+        "cost_error": passes["cost_error"] <= COST_TOLERANCE,
+        "marginal_error": left <= 1.05 * settings.tol,
+        "bounds": solve["bounds_hold"] and bounds.lower <= value <= bounds.upper,
+    }
+    return {
+        **machine(where),
+        "data": f"{src.name}, {tgt.name}",
+        "samples": samples,
+        "dimension": src.dimension,
+        "classes": [src.classes, tgt.classes],
+        "class_laws_seconds": law_seconds,
+        "pass": passes,
+        "solve": solve | {"marginal_error_float64": left, "value_float64": value},
+        "checks": checks,
+    }

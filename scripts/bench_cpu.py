@@ -60,7 +60,7 @@ def ours(clouds: LabelledClouds, repeats: int) -> dict[str, Any]:
         (made, solution), taken = seconds_of(solve, CPU)
         seconds.append(taken)
     eps = 0.01 * made.mean_cost
-    truth = truth_of(made, clouds)
+    truth = truth_of(clouds, made.x, made.y)
     weights = made.x.weights, made.y.weights
     errors = truth.marginal_errors(solution.f, solution.g, *weights, eps)
     return {

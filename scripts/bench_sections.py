@@ -83,7 +83,9 @@ def passes(bench: Bench) -> Iterator[Row]:
     def row(n: int) -> dict[str, Any]:
         clouds = bench.clouds(n)
         problem = cross(clouds, WORKSPACE_BYTES)
-        return pass_report(problem, truth_of(problem, clouds), 0.01 * problem.mean_cost)
+        return pass_report(
+            problem, truth_of(clouds, problem.x, problem.y), 0.01 * problem.mean_cost
+        )
 
     for n in bench.sizes[::-1]:
         yield f"n = m = {n:,}", lambda n=n: row(n)
@@ -102,7 +104,7 @@ def large(bench: Bench) -> Iterator[Row]:
         g, second = seconds_of(lambda: op.softmin_transposed(f + log_a, eps), bench.device)
         _, third = seconds_of(lambda: op.softmin(g + log_b, eps), bench.device)
         total = peak.total()
-        truth = truth_of(problem, clouds)
+        truth = truth_of(clouds, problem.x, problem.y)
         checks = operator_errors(
             op, truth, (f + log_a, g + log_b), eps, problem.mean_cost, rows=64, columns=1
         )
@@ -126,7 +128,7 @@ def solver(bench: Bench) -> Iterator[Row]:
         clouds = bench.clouds(bench.n, scale)
         problem, seconds = seconds_of(lambda: cross(clouds, None), bench.device)
         eps = 0.01 * problem.mean_cost if epsilon == "1%" else float(epsilon)
-        report = cross_report(problem, truth_of(problem, clouds), eps, tol)
+        report = cross_report(problem, truth_of(clouds, problem.x, problem.y), eps, tol)
         return {"prepare_seconds": seconds, **report}
 
     def whole(scale: float, epsilon: float | str, budget: int | None) -> dict[str, Any]:

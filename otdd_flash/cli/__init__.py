@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from otdd_flash.cli.bench import bench
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.errors import Commands, debug_option
 
@@ -39,3 +40,4 @@ def main() -> None:
 
 
 main.add_command(compute)
+main.add_command(bench)
