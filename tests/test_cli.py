@@ -66,7 +66,11 @@ def computed(monkeypatch):
 
     fakes = {
         "otdd_flash.datasets": {"load": load},
-        "otdd_flash.otdd": {"steps": steps, "estimate_seconds": lambda *_: made.seconds},
+        "otdd_flash.otdd": {
+            "steps": steps,
+            "estimate_seconds": lambda *_: made.seconds,
+            "warm_up": lambda *_: None,
+        },
     }
     for name, content in fakes.items():
         module = types.ModuleType(name)
