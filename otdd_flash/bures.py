@@ -30,7 +30,9 @@ METHODS = ("auto", "svd", "polar")
 NEAR = 1e-3
 # more than this of a polar factor's orthonormality missing: it is not a minimiser Q
 MISSING = 1e-7
+# bytes of temporaries of the polar method
 MEMORY_LIMIT = 1 << 28
+# the pair of two factors
 BOTH = torch.tensor([[0, 1]])
 
 
@@ -82,8 +84,8 @@ def label_cost(
 ) -> LabelCost:
     """Return the distances between source and target classes and within either.
 
-    As `gaussian_w2`. Laws that occur more than once, in either dataset, are computed once: the
-    three blocks of a dataset against itself are the same bits.
+    As `gaussian_w2`, errors and memory too. Laws that occur more than once, in either dataset, are
+    computed once: the three blocks of a dataset against itself are the same bits.
     """
     return LabelCost(*_blocks((source, target), ((0, 1), (0, 0), (1, 1)), method, memory_limit))
 
@@ -120,8 +122,8 @@ def _blocks(
         else:
             found = _svd_pairs(factors, chosen)
         values[torch.from_numpy(apart).to(values.device)] = found
-    spread = values[torch.from_numpy(inverse.ravel()).to(values.device)]
-    parts = spread.split([c.size for c in codes])
+    each = values[torch.from_numpy(inverse.ravel()).to(values.device)]
+    parts = each.split([c.size for c in codes])
     return [o + part.view(o.shape) for o, part in zip(out, parts, strict=True)]
 
 

@@ -174,7 +174,10 @@ def laws_from_moments(
     """
     masses, means, covariances = (t.to(torch.float64) for t in (masses, means, covariances))
     if means.ndim != 2 or masses.shape != means.shape[:1]:
-        raise DataError(f"moments: masses {tuple(masses.shape)}, means {tuple(means.shape)}")
+        raise DataError(
+            f"moments: masses have shape {tuple(masses.shape)}, means {tuple(means.shape)}; "
+            "expected (V,) and (V, d)"
+        )
     if covariances.shape != (*means.shape, means.shape[1]):
         raise DataError(
             f"moments: covariances have shape {tuple(covariances.shape)}, "
@@ -184,7 +187,10 @@ def laws_from_moments(
     for c, factor in enumerate(factors):
         gap = (factor.mT @ factor - covariances[c]).abs().max() if factor.shape[1] else 0.0
         if not gap <= 1e-8 * covariances[c].abs().max():
-            raise DataError(f"covariance {c} is not symmetric positive semidefinite")
+            raise DataError(
+                f"covariance {c} is not symmetric positive semidefinite to 1e-8 of its largest "
+                "entry; symmetrise it and clip its negative eigenvalues"
+            )
     return ClassLaws("gaussian", masses, means, None, tuple(factors))
 
 

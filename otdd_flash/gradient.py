@@ -27,7 +27,7 @@ def row_pull(
     y: Tensor,  # (m, d) points of the columns
     unit: float,  # cost of one squared unit of the points
 ) -> Tensor:  # (n, d)
-    """Return dOT/dx, x as the rows' points alone; two passes."""
+    """Return dOT/dx, x as the rows' points alone; one pass."""
     return _pull(x, plan.row_means(y), plan.row_mass(), unit)
 
 
@@ -37,7 +37,7 @@ def column_pull(
     y: Tensor,  # (m, d)
     unit: float,
 ) -> Tensor:  # (m, d)
-    """Return dOT/dy, y as the columns' points alone; two passes."""
+    """Return dOT/dy, y as the columns' points alone; one pass."""
     return _pull(y, plan.column_means(x), plan.column_mass(), unit)
 
 

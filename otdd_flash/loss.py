@@ -1,4 +1,4 @@
-r"""The debiased divergence as a differentiable loss, alone and behind GeomLoss's interface.
+r"""The debiased divergence as a differentiable loss.
 
 .. math::
     S = OT_{eps}(x, y) - OT_{eps}(x, x) / 2 - OT_{eps}(y, y) / 2

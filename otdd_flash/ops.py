@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from otdd_flash.errors import BudgetError, DeviceError
-
-if TYPE_CHECKING:
-    from otdd_flash_kernels.plan import TritonPlan
 from otdd_flash_kernels.cpu import CpuCost
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud, centre, quantize
 from otdd_flash_kernels.sparsity import order_columns
 
-# Triton's blocks and the float64 chunks of quantisation and moments
+if TYPE_CHECKING:
+    from otdd_flash_kernels.plan import TritonPlan
+
+# left free beside a stored cost, and the least budget: blocks, and chunks of quantisation
 WORKSPACE_BYTES = 64 << 20
-# seconds on an H200 (`scripts/bench_gpu.py`): a streamed pass takes the larger of the first two,
-# for a pair and for a column of one product of slices; reading and building a stored cost the
-# others. Only their ratios decide, and those hold for other GPUs of the kind
+# what an H200 does (`scripts/bench_gpu.py`). Only ratios decide, and those hold for other GPUs of
+# the kind. A streamed pass takes the larger of: seconds a pair, seconds a pair and column of one
+# product of slices
 LEAST_PAIR, PRODUCT_COLUMN = 0.6e-12, 2.0e-15
+# a stored cost: bytes read a second, seconds a pair and column to build it
 READ_BYTES, STORE_COLUMN = 3.4e12, 5e-14
 USUAL_PASSES = 40
 
@@ -169,7 +170,7 @@ def _rounding(pair: CostPair, dtype: torch.dtype) -> float:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device meant: ``auto`` is the first GPU that can run the kernels, else the CPU.
+    """Return the device meant; ``auto``: the current GPU where it can run the kernels, or the CPU.
 
     Raises:
         DeviceError: an unknown name, or a GPU that is not there.
@@ -196,7 +197,10 @@ def resolve_device(device: str) -> torch.device:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device now (on the CPU, within its control group)."""
+    """Return the bytes that are free on a device now.
+
+    On the CPU within its control group; all memory where the system does not tell what is free.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -19,7 +19,6 @@ from collections.abc import Generator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -336,12 +335,12 @@ def estimate_seconds(
     """
     device = resolve_device(settings.device)
     n, m, d = len(src), len(tgt), src.dimension
-    pairs = float(np.prod([n, m])) * USUAL_PASSES
+    pairs = float(n * m) * USUAL_PASSES
     pairs += (n * n + m * m) * 5.0 * settings.debias
     if device.type == "cuda":
         return 5.0 + pairs * (d + 300) * GPU_PRODUCT
     budget = settings.memory_budget or free_memory(device) // 2
     small = src.points.dtype == tgt.points.dtype == torch.uint8
     stored = n * m * (4 if small else 8) <= budget
-    products = (n * m + (n * n + m * m) * settings.debias) * 1.0 if stored else pairs
+    products = (n * m + (n * n + m * m) * settings.debias) if stored else pairs
     return 2.0 + (pairs * CPU_ENTRY + products * d * CPU_PRODUCT) * (1.0 if small else 2.0)

@@ -26,7 +26,7 @@ from otdd_flash_kernels.pair import CostPair
 
 # entries of a plan that is made dense: 2 GB of float64
 DENSE_ENTRIES = 1 << 28
-# rows at a time of `top_matches`
+# entries of one float64 block of the cost: 128 MB
 MATCH_ENTRIES = 1 << 24
 
 
@@ -71,8 +71,8 @@ class Plan:
     def row_means(
         self,
         values: Tensor,  # (m, k) one row a target sample
-    ) -> Tensor:  # (n, k), zeros where a sample has no weight
-        """Return the mean of values under each row of the plan, normalised; two passes.
+    ) -> Tensor:  # (n, k) in the operators' precision, zeros where a sample has no weight
+        """Return the mean of values under each row of the plan, normalised; one pass.
 
         Raises:
             DataError: values that are not one row a target sample.
@@ -85,7 +85,7 @@ class Plan:
         self,
         values: Tensor,  # (n, k) one row a source sample
     ) -> Tensor:  # (m, k)
-        """Return the mean of values under each column of the plan, normalised; two passes.
+        """Return the mean of values under each column of the plan, normalised; one pass.
 
         Raises:
             DataError: values that are not one row a source sample.
@@ -99,7 +99,7 @@ class Plan:
         self,
         values: Tensor,  # (m, k) or (m,)
     ) -> Tensor:  # (n, k) or (n,)
-        """Return ``P @ values``; ``plan @ values`` is the same."""
+        """Return ``P @ values``, one pass; ``plan @ values`` is the same."""
         means = self.row_means(values if values.ndim == 2 else values[:, None])
         out = means * self.row_mass().to(means)[:, None]
         return out if values.ndim == 2 else out[:, 0]
@@ -123,7 +123,8 @@ class Plan:
     ) -> tuple[Tensor, Tensor]:  # (n, k) int64 target samples, (n, k) float64 plan mass
         """Return the target samples of largest plan mass for each source sample, largest first.
 
-        Samples without weight have matches of -1 and mass 0. Memory: blocks of 16 million costs.
+        Samples without weight have matches of -1 and mass 0. Memory: a few blocks of 128 MB, and
+        the target points in float64.
 
         Raises:
             DataError: k below 1 or above the number of target samples that carry weight.

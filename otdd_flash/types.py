@@ -251,7 +251,7 @@ class LabelledDataset:
 class Progress:
     """One step of a long computation, yielded to the caller who shows it."""
 
-    stage: str  # "class laws", "solve", "self source", "self target", "certificate"
+    stage: str  # what is worked on, for example "class laws", "self source", "solve", "certificate"
     done: int  # steps finished in this stage
     total: int | None  # steps of this stage, None when it is not known
     note: str = ""  # for example the marginal error
@@ -310,7 +310,8 @@ class OTDDSettings:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise SettingsError(f"{key} is {value!r}, expected a number")
             if not math.isfinite(value) or value < 0 or (key == "tol" and value == 0):
-                raise SettingsError(f"{key} is {value}, expected a finite positive number")
+                least = "> 0" if key == "tol" else ">= 0"
+                raise SettingsError(f"{key} is {value}, expected a finite number {least}")
         if self.lambda_x == 0 and self.lambda_y == 0:
             raise SettingsError("lambda_x and lambda_y are both 0: the cost would be 0 everywhere")
         if not isinstance(self.max_passes, int) or self.max_passes < 1:
@@ -365,7 +366,7 @@ class OTDDResult:
     dual potentials of the cross term in the caller's row order, ``class_mass`` the plan summed
     over class pairs, ``label_cost`` the squared Wasserstein distances between class laws.
     ``plan`` answers what the transport plan says, streamed: products, barycentric map, matches; it
-    keeps the points of both datasets in memory.
+    keeps the points of both datasets in the memory of the device.
     """
 
     source: DatasetSummary
@@ -379,14 +380,14 @@ class OTDDResult:
     marginal_error: float  # L1, the largest of the solves
     converged: bool
     passes: int  # softmins over all pairs of the cross term
-    self_passes: tuple[int, int]
+    self_passes: tuple[int, int]  # of the self terms, (0, 0) without debiasing
     label_cost: Tensor  # (Vx, Vy) float64
     class_mass: Tensor  # (Vx, Vy) float64, sums to 1
-    f: Tensor  # (n,) float64
+    f: Tensor  # (n,) float64, NaN where a sample has weight zero
     g: Tensor  # (m,) float64
     quantization_error: float  # bound on |OT of the stored points - OT of the given points|
-    seconds: dict[str, float]
-    peak_memory_bytes: int
+    seconds: dict[str, float]  # by stage, and in total
+    peak_memory_bytes: int  # allocated on a GPU; of the whole process on the CPU
     device: str
     settings: OTDDSettings
     versions: dict[str, str]

@@ -9,7 +9,8 @@ import otdd_flash as otdd
 from otdd_flash.loss import sinkhorn_divergence
 
 EXACT = {"tol": 1e-12, "max_passes": 5000, "device": "cpu"}
-# error of a central difference of step 1e-5 in float64: 1e-11 / 1e-5 of rounding, 1e-10 of curvature
+# error of a central difference of step 1e-5 in float64: 1e-11 / 1e-5 of rounding, and 1e-10 of
+# curvature
 TOLERANCE = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""One launch table and the capability checks: nothing is searched for at run time."""
+"""The launch tables and the capability checks: nothing is searched for at run time."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def plan_kernel(
 class TritonPlan:
     """Means under the rows of the plan of a pair.
 
-    Memory: 128 MB of weights, a float32 copy of the result, and a float16 copy of the clouds where
-    they are multiplied in it.
+    Memory: 128 MB of weights (one tile of rows where that is more), float32 copies of values and
+    result, and a float16 copy of the clouds where they are multiplied in it.
 
     Raises:
         ValueError: clouds that are not quantised, or of three slices.

@@ -96,7 +96,7 @@ def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDatase
 
     keywords = {key: options[key] for key in ("data_root", "split", "max_samples", "seed")}
     loaded = []
-    # decompression and the start of a GPU wait for one another's turn if not for threads
+    # decompressing two datasets and starting a GPU take a second each: side by side
     with ThreadPoolExecutor(3) as threads:
         threads.submit(warm_up, settings_of(options))
         names = dict.fromkeys((options["source"], options["target"]))

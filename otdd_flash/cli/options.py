@@ -133,7 +133,7 @@ machine_options = _group(
         default="auto",
         show_default=True,
         metavar="auto|cpu|cuda|cuda:N",
-        help="Where to compute; auto takes a GPU if any.",
+        help="Where to compute; auto takes a GPU that runs the kernels, else the CPU.",
     ),
     click.option(
         "--memory-budget",
