@@ -92,6 +92,16 @@ def test_accelerated_needs_no_more_passes_and_finds_the_same(start):
     assert np.median(ratios) < 0.7
 
 
+# where the dual is all but linear for hundreds of plain steps: a secant points anywhere there, and
+# steps must grow; 316 and 679 are solved by a few plain updates, which over-relaxation spoils
+@pytest.mark.parametrize("number", [67, 316, 603, 653, 679, 686, 819, 913])
+def test_plateaus_are_crossed_in_no_more_passes(number):
+    p = problem(number)
+    fast, plain = solve(p), solve(p, accelerate=False)
+    assert fast.converged and plain.converged
+    assert fast.passes <= LIMIT * plain.passes
+
+
 @pytest.mark.parametrize("number", range(0, 60, 3))
 def test_potentials_and_value_equal_a_dense_float64_solver(number):
     p = problem(number)
