@@ -315,9 +315,9 @@ def test_the_cpu_benchmark_solves_the_same_problem(monkeypatch):
     import peers
 
     made = bench_cpu.make_problem_clouds(None, 80)
-    own = bench_cpu.ours(made, 1)
+    own = bench_cpu.ours(made)
     task = peers.make_task(made, own["epsilon"], 100 * own["epsilon"])
-    pot = bench_cpu.pot(task, 1, False)
+    pot = bench_cpu.pot(task, as_torch=False, known={})
     for row in (own, pot):
         assert row["marginal_error_float64"] < bench_cpu.GOAL and row["seconds"] > 0
     assert pot["iterations"] % bench_cpu.CHUNK == 0
