@@ -78,4 +78,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # what this module imported for itself is not for its users
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

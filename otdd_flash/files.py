@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import tempfile
@@ -17,13 +18,17 @@ from otdd_flash.errors import SettingsError
 def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file beside ``path`` that takes its place when the block ends, and only then.
 
-    A block that raises, or a process that is killed, leaves whatever was at ``path`` before.
+    A block that raises, or a process that is killed, leaves whatever was at ``path`` before. A
+    link stays: the file that it points to is replaced.
 
     Raises:
-        OSError: the directory cannot be written, the disk is full.
+        OSError: the directory cannot be written, the disk is full, a device is at ``path``.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+    # short whatever the name is, which may be as long as the file system allows
+    temporary = path.with_name(f".otdd-{secrets.token_hex(8)}.tmp")
     try:
         # an ordinary open, not mkstemp: the file gets the permissions of the user's umask
         with open(temporary, "xb") as file:
@@ -44,22 +49,32 @@ def check_writable(
 
     Raises:
         SettingsError: an ending that is not understood, a directory that is missing or closed,
-            a directory where the file should be.
+            a directory or device where the file should be, a name that is too long.
     """
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise SettingsError(f"{what} {path}: the name must end in {' or '.join(suffixes)}")
-    if path.is_dir():
+    # a link is written through: what counts is where it points
+    place = Path(os.path.realpath(path))
+    try:
+        place.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise SettingsError(f"{what} {path}: cannot be written ({error.strerror})") from error
+    if place.is_dir():
         raise SettingsError(f"{what} {path}: is a directory, expected a file name")
-    if not path.parent.is_dir():
-        raise SettingsError(f"{what} {path}: there is no directory {path.parent}; create it first")
-    if path.exists() and not os.access(path, os.W_OK):
+    if not place.parent.is_dir():
+        raise SettingsError(f"{what} {path}: there is no directory {place.parent}; create it first")
+    if place.exists() and not place.is_file():
+        raise SettingsError(f"{what} {path}: is not an ordinary file")
+    if place.exists() and not os.access(place, os.W_OK):
         raise SettingsError(f"{what} {path}: the file is there and may not be overwritten")
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=place.parent):
             pass
     except OSError as error:
         raise SettingsError(
-            f"{what} {path}: cannot write to {path.parent} ({error.strerror})"
+            f"{what} {path}: cannot write to {place.parent} ({error.strerror})"
         ) from error
     return path

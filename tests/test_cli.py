@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import click
@@ -16,11 +17,12 @@ import torch
 from click.testing import CliRunner
 from fakes import fake_images, fake_result
 
+import otdd_flash
 from otdd_flash.cli import main, progress
 from otdd_flash.cli.announce import duration
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.params import Device, MemorySize
-from otdd_flash.errors import DataError
+from otdd_flash.errors import ConvergenceWarning, DataError
 from otdd_flash.results import load_result
 from otdd_flash.types import OTDDSettings, Progress
 
@@ -44,7 +46,15 @@ def refused(result, *pieces):
 def computed(monkeypatch):
     """Replace loading and computing by made-up values that a test may change."""
     made = types.SimpleNamespace(
-        result=fake_result(), seconds=1.0, sampled=None, error=None, seen=[], loads=[], size=5
+        result=fake_result(),
+        seconds=1.0,
+        sampled=None,
+        error=None,
+        seen=[],
+        loads=[],
+        size=5,
+        warmed=[],
+        warnings=[],
     )
 
     def load(spec, **options):
@@ -62,16 +72,15 @@ def computed(monkeypatch):
             raise made.error
         yield Progress("class laws", 2, 2)
         yield Progress("solve", 7, None, "error 3.2e-03")
+        for warning in made.warnings:
+            warnings.warn(warning, stacklevel=2)
         return made.result
 
     fakes = {
         "otdd_flash.datasets": {"load": load},
-        "otdd_flash.otdd": {
-            "steps": steps,
-            "estimate_seconds": lambda *_: made.seconds,
-            "warm_up": lambda *_: None,
-        },
+        "otdd_flash.otdd": {"steps": steps, "estimate_seconds": lambda *_: made.seconds},
     }
+    monkeypatch.setattr("otdd_flash.ops.warm_up", made.warmed.append)
     for name, content in fakes.items():
         module = types.ModuleType(name)
         module.__dict__.update(content)
@@ -105,6 +114,22 @@ def test_version_and_module_run():
             [sys.executable, "-m", "otdd_flash", *command], capture_output=True, text=True
         )
         assert out.returncode == 0 and "otdd" in out.stdout and out.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["-m otdd_flash", "-c"])
+def test_without_arguments_the_help_is_shown(command):
+    code = ["import otdd_flash.cli as c; c.main()"] if command == "-c" else []
+    start = [sys.executable, *command.split(), *code]
+    bare, asked = (
+        subprocess.run([*start, *more], capture_output=True, text=True) for more in ([], ["--help"])
+    )
+    assert bare.returncode == 0 and bare.stderr == ""
+    assert bare.stdout == asked.stdout and len(bare.stdout.splitlines()) > 5
+
+
+def test_dir_lists_what_is_for_users():
+    assert {"distance", "load", "__version__"} <= set(dir(otdd_flash))
+    assert not {"TYPE_CHECKING", "import_module", "_HOME"} & set(dir(otdd_flash))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["compute", "--help"], ["compute", "a"]])
@@ -188,6 +213,15 @@ def test_files_that_cannot_be_written_are_refused_first(computed, tmp_path, opti
     assert not computed.loads and os.listdir(tmp_path) == ["folder.npz"]
 
 
+def test_names_too_long_and_links_to_no_file_are_refused_first(computed, tmp_path):
+    (tmp_path / "null.npz").symlink_to(os.devnull)
+    (tmp_path / "lost.npz").symlink_to(tmp_path / "no" / "r.npz")
+    refused(run("a", "b", "--output", tmp_path / f"{'r' * 252}.npz"), "--output", "too long")
+    refused(run("a", "b", "--output", tmp_path / "null.npz"), "not an ordinary file")
+    refused(run("a", "b", "--output", tmp_path / "lost.npz"), "there is no directory")
+    assert not computed.loads
+
+
 def test_a_closed_directory_is_refused_first(computed):
     refused(run("a", "b", "--output", "/proc/r.npz"), "/proc", "cannot write")
     assert not computed.loads
@@ -227,6 +261,7 @@ def test_options_reach_the_loader_and_the_settings(computed, tmp_path):
             "cpu",
         )
     ]  # fmt: skip
+    assert computed.warmed == ["cpu"]
 
 
 def test_files_are_written(computed, tmp_path):
@@ -238,15 +273,35 @@ def test_files_are_written(computed, tmp_path):
     assert load_result(tmp_path / "r.npz").distance == 15.25
 
 
+@pytest.mark.parametrize(("option", "ending"), [("--output", ".npz"), ("--plot", ".png")])
+def test_the_longest_names_and_links_are_written(computed, tmp_path, option, ending):
+    longest = tmp_path / ("r" * (255 - len(ending)) + ending)
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / f"old{ending}", tmp_path / f"link{ending}"
+    target.write_text("old")
+    link.symlink_to(target)
+    for path in (longest, link):
+        assert run("a", "b", option, path).exit_code == 0
+    assert link.is_symlink() and target.read_bytes()[:3] != b"old"
+    assert longest.stat().st_size > 500
+    assert len(os.listdir(tmp_path)) == 3 and os.listdir(target.parent) == [target.name]
+
+
 def test_an_unconverged_result_warns_even_when_quiet(computed):
     computed.result = fake_result(converged=False, marginal_error=0.03)
+    computed.warnings = [ConvergenceWarning("above tol=0.001: raise epsilon; the bounds hold")]
     for extra in ([], ["--quiet"]):
         result = run("a", "b", "--json", *extra)
         assert result.exit_code == 0
         assert json.loads(result.stdout)["converged"] is False
-        assert result.stderr.startswith("Warning: not converged: marginal error 3.0e-02")
-        assert "--max-passes" in result.stderr and len(result.stderr.splitlines()) == 1
+        assert result.stderr == f"Warning: not converged: {computed.warnings[0]}\n"
     assert "NOT CONVERGED" in run("a", "b").stdout
+
+
+def test_other_warnings_are_shown_as_python_shows_them(computed):
+    computed.warnings = [UserWarning("something else")]
+    with pytest.warns(UserWarning, match="something else"):
+        assert run("a", "b").exit_code == 0
 
 
 def test_long_runs_are_announced_with_what_shortens_them(computed):

@@ -3,11 +3,13 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +98,7 @@ def test_one_pass_is_not_converged_and_the_bounds_hold(computed):
     data = json.loads(result.stdout)
     assert result.exit_code == 0 and data["converged"] is False
     assert len(result.stderr.splitlines()) == 1 and "not converged" in result.stderr
+    assert "raise max_passes or epsilon" in result.stderr
     low, high = data["transport"]["lower"], data["transport"]["upper"]
     exact_low, exact_high = (computed[2]["transport"][key] for key in ("lower", "upper"))
     assert low <= exact_high and exact_low <= high
@@ -148,6 +151,45 @@ def test_a_bad_process_exits_with_2():
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_closed_stdout_is_one_line(closed):
+    command = f'exec "$0" -m otdd_flash compute {" ".join(SMALL)} --json {closed}'
+    command = ["sh", "-c", command, sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()
+        == ["Error: stdout is closed, there is no place for the result"][
+            : 1 if closed == ">&-" else 0
+        ]
+    )
+
+
+def test_a_closed_stderr_costs_nothing():
+    command = f'exec "$0" -m otdd_flash compute {" ".join(SMALL)} --json 2>&-'
+    command = ["sh", "-c", command, sys.executable]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0 and json.loads(done.stdout)["converged"] is True
+
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+def test_the_example_of_the_readme_runs_as_printed(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    assert os.listdir(tmp_path) == ["result.npz"]
+    assert load_result(tmp_path / "result.npz").plan is None
 
 
 def read_until(descriptor, word, seconds):

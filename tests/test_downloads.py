@@ -8,10 +8,13 @@ import hashlib
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ import torch
 from idx_files import idx_bytes, small_set, write_pair
 
 from otdd_flash.datasets import load, torchvision_sets
+from otdd_flash.datasets.registry import REGISTRY
 from otdd_flash.errors import DataError, DatasetNotFoundError
 
 
@@ -90,6 +94,28 @@ def test_failed_download_leaves_nothing(server, alone, content, message):
     assert "\n" not in str(caught.value) and leftovers(alone) == []
     server.update(good)
     assert len(load("mnist")) == 20
+
+
+def test_overlapping_downloads_run_one_after_the_other(alone, monkeypatch):
+    ready, running, seen = threading.Barrier(2), [], []
+
+    def construct(entry, split, root, download):
+        running.append(entry.name)
+        seen.append((len(running), socket.getdefaulttimeout(), sys.stdout is before[0]))
+        time.sleep(0.1)
+        running.remove(entry.name)
+
+    def fetch(name):
+        ready.wait(10)
+        torchvision_sets.download(REGISTRY[name], "train")
+
+    monkeypatch.setattr(torchvision_sets, "construct", construct)
+    before = sys.stdout, sys.stderr, socket.getdefaulttimeout()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(fetch, ["mnist", "fashion-mnist"]))
+    assert seen == [(1, torchvision_sets.NETWORK_TIMEOUT, False)] * 2
+    assert (sys.stdout, sys.stderr, socket.getdefaulttimeout()) == before
+    assert leftovers(alone) == ["fashion-mnist", "mnist"]
 
 
 def test_interrupted_download_leaves_nothing(server, alone):

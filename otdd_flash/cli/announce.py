@@ -1,11 +1,11 @@
-"""What the command says on stderr about a run that is long or did not converge."""
+"""What the command says on stderr about a run that takes long."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings
+    from otdd_flash.types import LabelledDataset, OTDDSettings
 
 # a run expected to take longer is announced with what would shorten it
 LONG_SECONDS = 60.0
@@ -40,13 +40,3 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def unconverged(result: OTDDResult) -> str:
-    """Say that a solve stopped early, how far it is off and what to do."""
-    settings = result.settings
-    return (
-        f"Warning: not converged: marginal error {result.marginal_error:.1e} after "
-        f"{result.passes} passes, wanted {settings.tol:g}; raise --max-passes (now "
-        f"{settings.max_passes}), --epsilon or --tol; the bounds hold as they are"
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from otdd_flash.cli.announce import LONG_SECONDS, long_run, unconverged
+from otdd_flash.cli.announce import LONG_SECONDS, long_run
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.options import (
     check_device,
@@ -67,14 +67,14 @@ def compute(**options: Any) -> None:
 
     if (seconds := estimate_seconds(src, tgt, settings)) > LONG_SECONDS:
         say(long_run(seconds, src, tgt, settings))
-    result = _run(steps(src, tgt, settings), bars)
+    result, warned = _run(steps(src, tgt, settings), bars)
     try:
         _write(result, src, tgt, options)
     finally:
         # a full disk must not cost the result
         _print(result, options["as_json"])
-    if not result.converged:
-        _say(unconverged(result))
+    for text in warned:
+        _say(f"Warning: not converged: {text}")
 
 
 def _say(line: str) -> None:
@@ -90,7 +90,7 @@ def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDatase
     from concurrent.futures import ThreadPoolExecutor
 
     from otdd_flash.datasets import load
-    from otdd_flash.otdd import warm_up
+    from otdd_flash.ops import warm_up
     from otdd_flash.results import sampled
     from otdd_flash.types import Progress
 
@@ -98,7 +98,7 @@ def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDatase
     loaded = []
     # decompressing two datasets and starting a GPU take a second each: side by side
     with ThreadPoolExecutor(3) as threads:
-        threads.submit(warm_up, settings_of(options))
+        threads.submit(warm_up, options["device"])
         names = dict.fromkeys((options["source"], options["target"]))
         coming = {name: threads.submit(load, name, **keywords) for name in names}
         try:
@@ -114,15 +114,25 @@ def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDatase
     return loaded[0], loaded[1]
 
 
-def _run(steps: Any, bars: Bars) -> OTDDResult:
-    """Drive the computation; what did not converge is told once, by the result."""
+def _run(steps: Any, bars: Bars) -> tuple[OTDDResult, list[str]]:
+    """Drive the computation; return the result and its warnings, which are told after it."""
     import warnings
 
     from otdd_flash.errors import ConvergenceWarning
 
+    texts: dict[str, None] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return bars.drive(steps)
+        warnings.simplefilter("always", ConvergenceWarning)
+        show = warnings.showwarning
+
+        def keep(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, ConvergenceWarning):
+                texts[str(message)] = None
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = keep
+        return bars.drive(steps), list(texts)
 
 
 def _write(

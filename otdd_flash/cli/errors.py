@@ -62,9 +62,19 @@ class Commands(click.Group):
     ``--debug`` the traceback comes before the line. A fault of the package keeps its traceback.
     """
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help, with exit code 0, where nothing at all is asked for."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; show the traceback of its error when ``--debug`` is given."""
         try:
+            # Python has no stdout at all where the process was started with it closed
+            if sys.stdout is None:
+                raise click.ClickException("stdout is closed, there is no place for the result")
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             raise click.Abort from interrupt

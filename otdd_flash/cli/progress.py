@@ -18,7 +18,7 @@ BAR = "{desc} {bar:30} {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 def wanted(quiet: bool) -> bool:
     """Bars are for a person at a terminal: nothing when stderr is piped or ``quiet``."""
-    return not quiet and sys.stderr.isatty()
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
 
 
 def _shape() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import socket
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from otdd_flash.types import LabelledDataset
 STAGING_PREFIX = ".download-"
 STALE_SECONDS = 24 * 3600.0
 NETWORK_TIMEOUT = 30.0  # seconds without an answer
+# stdout, stderr and the timeout are the process's: one download at a time swaps them
+_DOWNLOADING = threading.Lock()
 
 
 def construct(entry: TorchvisionEntry, split: str, root: Path, download: bool) -> Any:
@@ -42,11 +45,17 @@ def download(entry: TorchvisionEntry, split: str) -> Place:
     """Download a split into the user cache; torchvision checks the md5 of every file.
 
     The files arrive in a scratch folder of the cache, which is renamed in one step when they are
-    complete: a download that is killed leaves nothing that a later run would read.
+    complete: a download that is killed leaves nothing that a later run would read. Downloads of
+    several threads run one after the other.
 
     Raises:
         DatasetNotFoundError: no network, a file that fails its check, or no room to write.
     """
+    with _DOWNLOADING:
+        return _download(entry, split)
+
+
+def _download(entry: TorchvisionEntry, split: str) -> Place:
     cache = user_cache()
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -84,7 +93,8 @@ def _remove_stale(cache: Path) -> None:
 @contextlib.contextmanager
 def _quiet_unless_terminal() -> Iterator[None]:
     """Keep torchvision's messages off stdout, and off stderr when that is not a terminal."""
-    progress = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    # stderr is None where the process was started with it closed
+    progress = sys.stderr if sys.stderr and sys.stderr.isatty() else io.StringIO()
     with contextlib.redirect_stdout(progress), contextlib.redirect_stderr(progress):
         yield
 
