@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_points, check_weights
 from otdd_flash.cost import make_side
 from otdd_flash.divergence import (
     Divergence,
@@ -31,7 +32,7 @@ from otdd_flash.errors import DataError, LabelError
 from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
 from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
-from otdd_flash.types import OTDDSettings, check_points, check_weights
+from otdd_flash.types import OTDDSettings
 
 Value = TypeVar("Value")
 NONE = torch.zeros((1, 1), dtype=torch.float64)

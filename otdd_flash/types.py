@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,139 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.errors import DataError, LabelError, SettingsError, WeightError
-
-# how far a sum of weights may be from one and still count as rounding
-WEIGHT_SUM_TOLERANCE = 1e-4
-
-
-def check_weights(
-    weights: Any,  # (n,) non-negative numbers that sum to 1, or None for uniform
-    n: int,
-    name: str,
-) -> Tensor:  # (n,) float64, sums to 1 to the last bits
-    """Return float64 weights, uniform for ``None``.
-
-    Raises:
-        WeightError: wrong length, NaN, infinite or negative entries, or a sum that is not one.
-    """
-    if weights is None:
-        return torch.full((n,), 1.0 / n, dtype=torch.float64)
-    weights = torch.as_tensor(weights).detach().to("cpu", torch.float64)
-    if weights.shape != (n,):
-        raise WeightError(
-            f"{name}: weights have shape {tuple(weights.shape)}, expected ({n},): one a sample"
-        )
-    bad = ~torch.isfinite(weights) | (weights < 0)
-    if bad.any():
-        row = int(bad.nonzero()[0])
-        raise WeightError(
-            f"{name}: weight {row} is {float(weights[row])}; weights must be finite and >= 0"
-        )
-    total = float(weights.sum())
-    if abs(total - 1.0) > WEIGHT_SUM_TOLERANCE:
-        raise WeightError(
-            f"{name}: weights sum to {total:.6g}, expected 1; pass weights / weights.sum()"
-        )
-    return weights / total
-
-
-def check_points(
-    points: Any,  # (n, ...) numbers
-    name: str,
-) -> Tensor:  # (n, d), the dtype kept
-    """Return points as a contiguous (n, d) tensor on their device.
-
-    Raises:
-        DataError: not numeric, no sample, no feature, NaN or infinite entries (with the row).
-    """
-    if not isinstance(points, Tensor):
-        array = np.asarray(points)
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"{name}: points have dtype {array.dtype}, expected numbers")
-        points = torch.from_numpy(np.ascontiguousarray(array))
-    if points.is_complex() or points.is_sparse or points.is_quantized:
-        raise DataError(f"{name}: points are {points.dtype} {points.layout}, expected dense reals")
-    if points.dtype == torch.bool:
-        points = points.to(torch.uint8)
-    if points.ndim == 0 or points.shape[0] == 0:
-        raise DataError(f"{name}: no samples arrived (shape {tuple(points.shape)})")
-    if points.ndim == 1:
-        points = points[:, None]
-    points = points.detach().reshape(points.shape[0], -1)
-    if points.shape[1] == 0:
-        raise DataError(f"{name}: samples have no features (shape {tuple(points.shape)})")
-    if points.is_floating_point():
-        finite = torch.isfinite(points).all(dim=1)
-        if not finite.all():
-            row = int((~finite).nonzero()[0])
-            raise DataError(
-                f"{name}: row {row} holds NaN or infinity ({int((~finite).sum())} such rows); "
-                "drop or impute them"
-            )
-    return points.contiguous()
-
-
-def class_ids(
-    labels: Any,  # (n,) integers, strings, bools or integral floats
-    n: int,
-    name: str,
-    class_names: Sequence[str] | None = None,  # names of the label values 0..len-1
-) -> tuple[Tensor, tuple[str, ...]]:  # (n,) int64 ids 0..V-1 and the V names of present classes
-    """Return class ids, numbered in sorted order of the labels that occur, and their names.
-
-    Raises:
-        LabelError: wrong length, missing labels (-1, NaN, None), names that do not reach.
-    """
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu().numpy()
-    if isinstance(labels, np.ndarray):
-        array = labels
-    else:
-        items = list(labels)
-        array = np.empty(len(items), dtype=object)
-        for k, item in enumerate(items):
-            array[k] = item.item() if hasattr(item, "item") and np.ndim(item) == 0 else item
-    if array.ndim != 1 or len(array) != n:
-        raise LabelError(f"{name}: labels have shape {array.shape}, expected ({n},): one a sample")
-    if array.dtype.kind == "O":
-        missing = np.array([v is None or (isinstance(v, float) and math.isnan(v)) for v in array])
-        if not missing.any():
-            array = np.array(array.tolist())
-    elif array.dtype.kind == "f":
-        missing = np.isnan(array)
-    else:
-        missing = np.zeros(n, dtype=bool)
-    if array.dtype.kind in "if":
-        missing = missing | (array == -1)
-    if missing.any():
-        raise LabelError(
-            f"{name}: {int(missing.sum()):,} of {n:,} labels are missing (-1, NaN or None); "
-            "drop those samples before, or label them (by clustering, say)"
-        )
-    if array.dtype.kind == "f":
-        fractional = array != np.round(array)
-        if fractional.any():
-            row = int(np.flatnonzero(fractional)[0])
-            raise LabelError(
-                f"{name}: label {row} is {array[row]!r}; classes must be integers or strings"
-            )
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "biuUS":
-        raise LabelError(
-            f"{name}: labels have dtype {array.dtype}; expected integers or strings, one kind"
-        )
-    values, ids = np.unique(array, return_inverse=True)
-    if class_names is None:
-        names = tuple(v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist())
-    else:
-        if array.dtype.kind not in "biu" or values[0] < 0 or values[-1] >= len(class_names):
-            raise LabelError(
-                f"{name}: {len(class_names)} class names cannot name the labels "
-                f"{values[0]!r}..{values[-1]!r}; labels must be integers 0..{len(class_names) - 1}"
-            )
-        names = tuple(str(class_names[int(v)]) for v in values)
-    return torch.from_numpy(ids.reshape(-1).astype(np.int64)), names
+from otdd_flash.checks import check_points, check_weights, dense_points, shown
+from otdd_flash.errors import DataError, SettingsError, WeightError
+from otdd_flash.labels import check_names, class_ids
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -179,21 +49,26 @@ class LabelledDataset:
         weights: Any = None,
         name: str = "dataset",
         class_names: Sequence[str] | None = None,
-        sample_shape: tuple[int, ...] | None = None,
-        provenance: dict[str, Any] | None = None,
+        sample_shape: Sequence[int] | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        shape = tuple(np.shape(points))[1:] or (1,)
+        points = dense_points(points, name)
+        shape = tuple(points.shape)[1:] or (1,)
         flat = check_points(points, name)
         n = flat.shape[0]
         names: tuple[str, ...] = ("all",)
+        if class_names is not None:
+            class_names = check_names(class_names, name)
         if labels is None:
             ids = torch.zeros(n, dtype=torch.int64)
         else:
             ids, names = class_ids(labels, n, name, class_names)
-        if sample_shape is not None and math.prod(sample_shape) != flat.shape[1]:
+        if sample_shape is not None:
+            shape = check_sample_shape(sample_shape, flat.shape[1], name) or shape
+        if provenance is not None and not isinstance(provenance, Mapping):
             raise DataError(
-                f"{name}: sample_shape {sample_shape} has {math.prod(sample_shape)} entries, "
-                f"the samples have {flat.shape[1]}"
+                f"{name}: provenance is {shown(provenance)}, expected a dict such as "
+                '{"split": "train"}'
             )
         values = {
             "points": flat,
@@ -201,7 +76,7 @@ class LabelledDataset:
             "class_names": names,
             "weights": check_weights(weights, n, name).to(flat.device),
             "name": name,
-            "sample_shape": sample_shape or shape,
+            "sample_shape": shape,
             "provenance": dict(provenance or {}),
         }
         for key, value in values.items():
@@ -245,6 +120,35 @@ class LabelledDataset:
             f"LabelledDataset({self.name!r}, n={len(self)}, d={self.dimension}, "
             f"classes={self.classes}, {self.points.dtype})"
         )
+
+
+def check_sample_shape(
+    sample_shape: Any,  # what the caller passed
+    d: int,  # features of a sample
+    name: str,
+) -> tuple[int, ...]:
+    """Return the shape of one sample as a tuple of Python integers.
+
+    Raises:
+        DataError: not positive integers, or their product is not d.
+    """
+    sizes: Any = sample_shape if isinstance(sample_shape, (Sequence, np.ndarray)) else (None,)
+    if not all(is_integer(size) and size >= 1 for size in sizes):
+        raise DataError(
+            f"{name}: sample_shape is {shown(sample_shape)}, expected positive integers, "
+            "for example (28, 28)"
+        )
+    shape = tuple(int(size) for size in sizes)
+    if math.prod(shape) != d:
+        raise DataError(
+            f"{name}: sample_shape {shape} has {math.prod(shape)} entries, the samples have {d}"
+        )
+    return shape
+
+
+def is_integer(value: Any) -> bool:
+    """Say whether a value is an integer of Python or numpy; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -305,17 +209,17 @@ class OTDDSettings:
 
     def __post_init__(self) -> None:
         parse_epsilon(self.epsilon)
+        # numpy's scalars become Python's, which json writes and repr shows plainly
+        plain: dict[str, Any] = {}
+        if isinstance(self.epsilon, (str, float, np.generic)):
+            plain["epsilon"] = (str if isinstance(self.epsilon, str) else float)(self.epsilon)
         for key in ("tol", "lambda_x", "lambda_y"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise SettingsError(f"{key} is {value!r}, expected a number")
-            if not math.isfinite(value) or value < 0 or (key == "tol" and value == 0):
-                least = "> 0" if key == "tol" else ">= 0"
-                raise SettingsError(f"{key} is {value}, expected a finite number {least}")
-        if self.lambda_x == 0 and self.lambda_y == 0:
+            plain[key] = check_number(key, getattr(self, key), positive=key == "tol")
+        if plain["lambda_x"] == 0 and plain["lambda_y"] == 0:
             raise SettingsError("lambda_x and lambda_y are both 0: the cost would be 0 everywhere")
-        if not isinstance(self.max_passes, int) or self.max_passes < 1:
-            raise SettingsError(f"max_passes is {self.max_passes!r}, expected an integer >= 1")
+        if not is_integer(self.max_passes) or self.max_passes < 1:
+            raise SettingsError(f"max_passes is {shown(self.max_passes)}, expected an integer >= 1")
+        plain["max_passes"] = int(self.max_passes)
         named: dict[str, tuple[str, ...]] = {
             "label_distance": ("gaussian", "diagonal", "means"),
             "normalize": ("none", "unit", "mnist"),
@@ -323,17 +227,60 @@ class OTDDSettings:
         }
         for key, choices in named.items():
             value = getattr(self, key)
-            if value not in choices:
-                raise SettingsError(f"{key} is {value!r}, expected one of {', '.join(choices)}")
-        if self.slices not in (None, 1, 2, 3):
-            raise SettingsError(f"slices is {self.slices!r}, expected 1, 2 or 3")
-        if self.memory_budget is not None and self.memory_budget < 1:
-            raise SettingsError(f"memory_budget is {self.memory_budget}, expected bytes > 0")
+            if not isinstance(value, str) or value not in choices:
+                raise SettingsError(
+                    f"{key} is {shown(value)}, expected one of {', '.join(choices)}"
+                )
+            plain[key] = str(value)
+        if not isinstance(self.debias, (bool, np.bool_)):
+            raise SettingsError(f"debias is {shown(self.debias)}, expected True or False")
+        plain["debias"] = bool(self.debias)
+        if self.slices is not None:
+            if not is_integer(self.slices) or self.slices not in (1, 2, 3):
+                raise SettingsError(f"slices is {shown(self.slices)}, expected 1, 2, 3 or None")
+            plain["slices"] = int(self.slices)
+        if self.memory_budget is not None:
+            if not is_integer(self.memory_budget) or self.memory_budget < 1:
+                raise SettingsError(
+                    f"memory_budget is {shown(self.memory_budget)}, expected an integer number "
+                    "of bytes >= 1, for example 2 * 10**9"
+                )
+            plain["memory_budget"] = int(self.memory_budget)
+        if not isinstance(self.device, str):
+            raise SettingsError(
+                f"device is {shown(self.device)}, expected a string such as 'auto', 'cpu' or 'cuda'"
+            )
+        plain["device"] = str(self.device)
+        for key, value in plain.items():
+            object.__setattr__(self, key, value)
 
     @property
     def cost_scale(self) -> float:
         """Factor of the cost: 1, or 1/2 in the convention of microsoft/otdd."""
         return 0.5 if self.convention == "microsoft" else 1.0
+
+
+def check_number(
+    key: str,  # the setting
+    value: Any,
+    positive: bool,  # whether 0 is refused
+) -> float:  # as it was, a scalar of numpy as Python's
+    """Return a finite number that is not negative.
+
+    Raises:
+        SettingsError: no number, or outside the range.
+    """
+    if not (is_integer(value) or isinstance(value, (float, np.floating))):
+        raise SettingsError(f"{key} is {shown(value)}, expected a number")
+    try:
+        size = float(value)
+    except OverflowError:  # an integer beyond every float
+        size = math.inf
+    if not math.isfinite(size) or size < 0 or (positive and size == 0):
+        least = "> 0" if positive else ">= 0"
+        text = shown(value) if is_integer(value) else str(size)
+        raise SettingsError(f"{key} is {text}, expected a finite number {least}")
+    return int(value) if is_integer(value) else size
 
 
 def parse_epsilon(
@@ -344,16 +291,17 @@ def parse_epsilon(
     Raises:
         SettingsError: not a number, or not positive and finite.
     """
-    text = str(epsilon).strip()
-    relative = text.endswith("%")
+    relative = False
     try:
+        text = str(epsilon).strip()  # fails for an integer of thousands of digits
+        relative = text.endswith("%")
         value = float(text[:-1]) / 100 if relative else float(text)
     except ValueError:
         value = math.nan
     if isinstance(epsilon, bool) or not math.isfinite(value) or value <= 0:
         raise SettingsError(
-            f"epsilon is {epsilon!r}; expected a number > 0 in units of the cost, such as 0.1, "
-            "or a share of the mean cost, such as 1%"
+            f"epsilon is {shown(epsilon)}; expected a number > 0 in units of the cost, such as "
+            "0.1, or a share of the mean cost, such as 1%"
         )
     return value, relative
 

@@ -11,7 +11,14 @@ TOP = Path(__file__).resolve().parents[1]
 FLOORS = (
     ("otdd_flash_kernels", "otdd_flash_data"),
     ("otdd_flash.errors",),
-    ("otdd_flash.files", "otdd_flash.float64", "otdd_flash.timing", "otdd_flash.types"),
+    (
+        "otdd_flash.files",
+        "otdd_flash.float64",
+        "otdd_flash.timing",
+        "otdd_flash.checks",
+        "otdd_flash.labels",
+        "otdd_flash.types",
+    ),
     ("otdd_flash.ops",),
     ("otdd_flash.cost",),
     (
