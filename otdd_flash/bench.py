@@ -19,7 +19,7 @@ from otdd_flash.errors import SettingsError
 from otdd_flash.float64 import Float64Cost
 from otdd_flash.gaussians import class_laws
 from otdd_flash.ops import CostOperator, resolve_device
-from otdd_flash.sinkhorn import Solution, Solve
+from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import PeakMemory, machine, median_ms, seconds_of, synchronize
 from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
 
@@ -155,15 +155,6 @@ def pass_report(problem: Problem, truth: Float64Cost, eps: float) -> dict[str, A
         "pairs_per_second": len(h[0]) * len(h[1]) / (1e-3 * (forward + backward) / 2),
         **operator_errors(op, truth, h, eps, problem.mean_cost),
     }
-
-
-def finish(solving: Solve) -> Solution:
-    """Run a solve to its end."""
-    while True:
-        try:
-            next(solving)
-        except StopIteration as done:
-            return done.value
 
 
 def cross_report(

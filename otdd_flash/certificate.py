@@ -148,6 +148,16 @@ def transport_bounds(
     )
 
 
+def renumbered(
+    mass: Tensor,  # (Vx, V)
+    classes: Tensor,  # (V,) other ids of the columns' classes
+) -> Tensor:  # (Vx, V)
+    """Return a class mass with its columns under other class ids."""
+    out = torch.empty_like(mass)
+    out[:, classes] = mass
+    return out
+
+
 def class_mass(
     op: CostOperator,
     a: Tensor,  # (n,) weights > 0

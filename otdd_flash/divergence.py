@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,14 +22,19 @@ from otdd_flash.certificate import (
     RoundedPlan,
     class_mass,
     entropic_bounds,
+    renumbered,
     round_plan,
     transport_bounds,
 )
 from otdd_flash.cost import Margin, Problem, Side, make_problem
-from otdd_flash.errors import ConvergenceWarning
+from otdd_flash.errors import ConvergenceWarning, DataError, SettingsError
+from otdd_flash.matching import Matching, match
 from otdd_flash.sinkhorn import Solution, Solve, solve_symmetric
 from otdd_flash.types import OTDDSettings, Progress, parse_epsilon
 from otdd_flash_kernels.pair import CostPair
+
+# costs and eps beyond this, or below its inverse, have squares near the ends of float64
+LARGEST = 1e150
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +59,20 @@ class LabelledClouds:
             memory_budget=settings.memory_budget,
         )
 
-    @property
-    def same(self) -> bool:
-        """Whether both sides hold the same samples, classes and weights, bit for bit."""
-        x, y = self.x, self.y
-        return (
-            x.points.dtype == y.points.dtype
-            and torch.equal(x.labels, y.labels)
-            and torch.equal(x.weights, y.weights)
-            and torch.equal(self.label_cost, self.label_cost_x)
-            and torch.equal(x.points, y.points)
+    @cached_property
+    def matching(self) -> Matching | None:
+        """How the two sides hold the same samples, classes and weights; None where they do not."""
+        found = match(self.x, self.y)
+        if found is None or len(found.classes) != len(self.label_cost_y):
+            return None
+        # the label costs say the same, up to the order of their sums
+        classes = found.classes
+        slack = 1e-9 * float(self.label_cost_x.abs().max())
+        alike = all(
+            torch.allclose(block, self.label_cost_x, rtol=0, atol=slack)
+            for block in (self.label_cost[:, classes], self.label_cost_y[classes][:, classes])
         )
+        return found if alike else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +98,7 @@ class Divergence:
     transport: Bounds | None  # None when not asked for
     mass: Tensor | None  # (Vx, Vy) float64
     pair: CostPair  # of the cross term
+    classes: Tensor | None  # (V,) y's ids of the pair's column classes, None: they are y's own
     x: Margin  # the order of the cross term's potentials
     y: Margin
     moved: float  # root mean square distance that quantisation moved the points, in cost units
@@ -108,9 +118,43 @@ class Divergence:
 def absolute_epsilon(epsilon: float | str, mean_cost: float) -> float:
     """Return eps in units of the cost; 1 where all costs are 0, and any eps gives 0."""
     value, relative = parse_epsilon(epsilon)
-    if not relative:
-        return value
-    return value * mean_cost if mean_cost > 0 else 1.0
+    if relative:
+        value = value * mean_cost if mean_cost > 0 else 1.0
+    if not 1 / LARGEST <= value <= LARGEST:
+        raise SettingsError(
+            f"epsilon {epsilon!r} is {value:.3g} in units of the cost, whose mean is "
+            f"{mean_cost:.3g}; expected {1 / LARGEST:.0e} to {LARGEST:.0e}: float64 must hold its "
+            "square"
+        )
+    return value
+
+
+def _check_scale(clouds: LabelledClouds, mean_cost: float) -> None:
+    """Refuse costs whose squares float64 cannot hold, before they turn into NaN or zero."""
+    first = clouds.x.points[0]
+    if mean_cost == 0 and all(bool((s.points == first).all()) for s in (clouds.x, clouds.y)):
+        return
+    if not 1 / LARGEST <= abs(mean_cost) <= LARGEST:
+        raise DataError(
+            f"the mean cost is {mean_cost:.3g}; expected {1 / LARGEST:.0e} to {LARGEST:.0e}: "
+            "scale the points (or lambda_x, lambda_y), whose squares float64 must hold"
+        )
+
+
+def _centred(start: Tensor, problem: Problem, eps: float) -> Tensor:  # (m,)
+    """Return a start without its constant, which potentials are free in.
+
+    Raises:
+        SettingsError: a spread that no potential of this problem can have.
+    """
+    centred = start - problem.y.weights @ start
+    spread, most = float(centred.abs().max()), 1e4 * max(problem.mean_cost, eps)
+    if not spread <= most:
+        raise SettingsError(
+            f"start spans {spread:.3g} around its mean, the mean cost is {problem.mean_cost:.3g}; "
+            "expected the g of a result for a problem nearby"
+        )
+    return centred
 
 
 def _watch(stage: str, solving: Solve) -> Generator[Progress, None, Solution]:
@@ -178,14 +222,17 @@ def divergence_steps(
 
     Memory: O(n + m) floats beside the clouds, and on the CPU one stored cost where it fits.
     """
-    x, y, same = clouds.x, clouds.y, clouds.same
-    problem = clouds.problem(x, x if same else y, clouds.label_cost, settings)
-    if same:
-        problem = replace(problem, y=_counterpart(problem.x, x, y))
+    x, y, matching = clouds.x, clouds.y, clouds.matching
+    if matching is None:
+        problem = clouds.problem(x, y, clouds.label_cost, settings)
+    else:
+        inner = clouds.problem(x, x, clouds.label_cost_x, settings)
+        problem = replace(inner, y=_counterpart(inner.x, clouds, matching))
     mean_cost = problem.mean_cost
+    _check_scale(clouds, mean_cost)
     eps = absolute_epsilon(settings.epsilon, mean_cost)
     selves: tuple[Term, ...] = ()
-    if same:
+    if matching is not None:
         # the cross term is the self term: S is 0 by definition, whatever eps and tolerance
         cross = yield from _self_term(problem, "solve", eps, settings)
     else:
@@ -200,12 +247,12 @@ def divergence_steps(
                 selves += (replace(term, problem=inner if keep else None),)
                 # frees a stored cost before the next is made
                 del inner
-        warm = None if start is None else start[problem.y.order]
+        warm = None if start is None else _centred(start[problem.y.order], problem, eps)
         cross = yield from _cross_term(problem, eps, settings, warm)
     cross = replace(cross, problem=problem if keep else None)
-    if same and settings.debias:
+    if matching is not None and settings.debias:
         selves = (cross, cross)
-    value, bounds = _debiased(cross, selves, exact_zero=same and settings.debias)
+    value, bounds = _debiased(cross, selves, exact_zero=matching is not None and settings.debias)
     transport = mass = None
     if certify:
         a, b = problem.x.weights, problem.y.weights
@@ -215,6 +262,7 @@ def divergence_steps(
         )
         yield Progress("certificate", 1, 2)
         mass = class_mass(problem.op, a, b, eps, cross.solution)
+        mass = mass if matching is None else renumbered(mass, matching.classes)
         yield Progress("certificate", 2, 2)
     return Divergence(
         value=value,
@@ -226,6 +274,7 @@ def divergence_steps(
         transport=transport,
         mass=mass,
         pair=problem.op.pair,
+        classes=None if matching is None else matching.classes,
         x=problem.x,
         y=problem.y,
         moved=problem.moved,
@@ -233,11 +282,13 @@ def divergence_steps(
     )
 
 
-def _counterpart(margin: Margin, x: Side, y: Side) -> Margin:
+def _counterpart(margin: Margin, clouds: LabelledClouds, matching: Matching) -> Margin:
     """Return the margin of y's samples in the order in which a margin holds x's equal samples."""
+    x, y = clouds.x, clouds.y
     place = torch.empty(int(x.order.max()) + 1, dtype=torch.int64, device=x.order.device)
     place[x.order] = torch.arange(len(x.order), device=x.order.device)
-    return Margin(margin.labels, margin.weights, y.order[place[margin.order]])
+    rows = matching.rows[place[margin.order]]
+    return Margin(y.labels[rows], margin.weights, y.order[rows])
 
 
 def _debiased(

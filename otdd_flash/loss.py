@@ -12,13 +12,15 @@ divergences".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from otdd_flash.certificate import renumbered
 from otdd_flash.checks import check_points, check_weights
 from otdd_flash.cost import make_side
 from otdd_flash.divergence import (
@@ -28,13 +30,13 @@ from otdd_flash.divergence import (
     divergence_steps,
     warn_unconverged,
 )
-from otdd_flash.errors import DataError, LabelError
+from otdd_flash.errors import DataError, LabelError, SettingsError
 from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
 from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
+from otdd_flash.sinkhorn import finish
 from otdd_flash.types import OTDDSettings
 
-Value = TypeVar("Value")
 NONE = torch.zeros((1, 1), dtype=torch.float64)
 
 
@@ -48,7 +50,12 @@ def sinkhorn_divergence(
     label_cost: tuple[Tensor, Tensor, Tensor] | None = None,  # (Vx, Vy), (Vx, Vx), (Vy, Vy)
     factor: float = 1.0,  # cost of one squared unit of the points
     epsilon: float | str = "1%",
-    **settings: Any,
+    tol: float = 1e-3,
+    max_passes: int = 2000,
+    debias: bool = True,
+    slices: int | None = None,
+    device: str = "auto",
+    memory_budget: int | None = None,
 ) -> Tensor:  # () float64, on the device of x
     """Return S, differentiable in x, y, a, b and the label costs.
 
@@ -60,8 +67,14 @@ def sinkhorn_divergence(
         labels: class ids of both clouds, with ``label_cost``.
         label_cost: costs between source and target classes, inside the source, inside the target.
         factor: cost of one squared unit of the points, 1/2 for GeomLoss's convention.
-        epsilon: regularisation, in units of the cost or as ``"1%"`` of its mean.
-        **settings: ``tol``, ``max_passes``, ``device``, ``memory_budget``, ``slices``, ``debias``.
+        epsilon: regularisation, in units of the cost or as ``"1%"`` of its mean; what it comes to
+            counts as a constant in gradients, though the mean cost moves with the points.
+        tol: L1 marginal error to stop at; gradients are as exact as the marginals.
+        max_passes: soft minima over all pairs, for each of the three solves.
+        debias: subtract the self terms.
+        slices: int8 slices a coordinate on a GPU; None: one where that is exact, else two.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` stays where x is on a GPU.
+        memory_budget: bytes; None: half of what is free.
 
     Raises:
         DataError, LabelError, WeightError, SettingsError, DeviceError, BudgetError.
@@ -72,18 +85,30 @@ def sinkhorn_divergence(
     Memory: O((n + m) d); on the CPU a stored cost where it fits the budget.
     """
     points = [
-        p if isinstance(p, Tensor) else check_points(p, name) for p, name in ((x, "x"), (y, "y"))
+        p if isinstance(p, Tensor) and p.ndim else check_points(p, name)
+        for p, name in ((x, "x"), (y, "y"))
     ]
     weights = [
         w if isinstance(w, Tensor) else check_weights(w, len(p), name)
         for w, p, name in ((a, points[0], "a"), (b, points[1], "b"))
     ]
+    if not (math.isfinite(factor) and factor > 0):
+        raise SettingsError(f"factor is {factor}, expected a finite number > 0")
     if (labels is None) != (label_cost is None):
         raise LabelError("labels and label_cost go together: give both, or neither")
     ids = labels or tuple(torch.zeros(len(p), dtype=torch.int64) for p in points)
-    costs = label_cost or (NONE, NONE, NONE)
-    asked = OTDDSettings(epsilon=epsilon, **settings)
-    return _Divergence.apply(*points, *weights, *costs, _Fixed(ids, factor, asked))
+    costs = tuple(torch.as_tensor(c) for c in label_cost or (NONE, NONE, NONE))
+    asked = OTDDSettings(
+        epsilon=epsilon,
+        tol=tol,
+        max_passes=max_passes,
+        debias=debias,
+        slices=slices,
+        device=device,
+        memory_budget=memory_budget,
+    )
+    fixed = _Fixed(tuple(torch.as_tensor(i) for i in ids), factor, asked)
+    return _Divergence.apply(*points, *weights, *costs, fixed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +157,21 @@ class _Work:
         self.shapes = x.shape, y.shape
         self.points = points
         self.weights = check_weights(a, len(x), "a"), check_weights(b, len(y), "b")
+        for block, shape in zip(costs, ((0, 1), (0, 0), (1, 1)), strict=True):
+            want = tuple(len(costs[1 + k]) for k in shape)
+            if tuple(block.shape) != want or not bool(torch.isfinite(block).all()):
+                raise LabelError(
+                    f"a label cost has shape {tuple(block.shape)}, expected {want}, finite: "
+                    "(Vx, Vy), (Vx, Vx), (Vy, Vy)"
+                )
         for ids, p, cost, name in zip(
             fixed.labels, points, (costs[1], costs[2]), "xy", strict=True
         ):
-            if ids.shape != (len(p),) or int(ids.min()) < 0 or int(ids.max()) >= len(cost):
+            wrong = ids.shape != (len(p),) or ids.dtype != torch.int64
+            if wrong or int(ids.min()) < 0 or int(ids.max()) >= len(cost):
                 raise LabelError(
                     f"labels of {name} have shape {tuple(ids.shape)} and values "
-                    f"{int(ids.min())}..{int(ids.max())}; expected ({len(p)},) ids below "
+                    f"{int(ids.min())}..{int(ids.max())}; expected ({len(p)},) int64 ids below "
                     f"{len(cost)}"
                 )
         device = x.device if x.is_cuda and fixed.settings.device == "auto" else None
@@ -166,7 +199,10 @@ class _Work:
         assert problem is not None
         x, y = ((problem.x, problem.y)[k] for k in sides)
         budget = self.fixed.settings.memory_budget
-        return Plan(problem.op.pair, term.solution, self.result.epsilon, x, y, sizes, budget)
+        classes = self.result.classes if sides[1] else None
+        return Plan(
+            problem.op.pair, term.solution, self.result.epsilon, x, y, sizes, budget, classes
+        )
 
     def gradient(self, k: int) -> Tensor:
         """Return the gradient of input k: x, y, a, b, or the label cost xy, xx or yy."""
@@ -184,7 +220,13 @@ class _Work:
         if k == 4:
             return self.cross.class_mass()
         size = (self.clouds.label_cost_x, self.clouds.label_cost_y)[k - 5]
-        return self.inner[k - 5].class_mass() / -2 if self.inner else torch.zeros_like(size)
+        if not self.inner:
+            return torch.zeros_like(size)
+        mass = self.inner[k - 5].class_mass()
+        if k == 6 and self.result.classes is not None:
+            # the rows of a matched pair are numbered as x's classes
+            mass = renumbered(mass.mT, self.result.classes).mT
+        return mass / -2
 
     def _debiased(self, value: Tensor, k: int, inner: Callable[[int], Tensor]) -> Tensor:
         return (value - inner(k) if self.inner else value).reshape(
@@ -196,12 +238,3 @@ class _Work:
 
     def _inner_potential(self, k: int) -> Tensor:
         return row_potential(self.inner[k])
-
-
-def finish(steps: Generator[Any, None, Value]) -> Value:
-    """Run a generator to its end and return its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from otdd_flash.errors import BudgetError, DeviceError
+from otdd_flash.errors import BudgetError, DataError, DeviceError
 from otdd_flash_kernels.cpu import CpuCost
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud, centre, quantize
@@ -140,13 +140,16 @@ class TritonOperator(_GpuPlans):
     """Triton kernels in both directions of a pair."""
 
     def __init__(self, pair: CostPair) -> None:
+        from otdd_flash_kernels.launch import UnsupportedDeviceError
         from otdd_flash_kernels.triton_cost import TritonCost
 
         try:
             self._forward = TritonCost(pair)
             self._backward = self._forward if _symmetric(pair) else TritonCost(pair.transposed)
-        except RuntimeError as error:
+        except UnsupportedDeviceError as error:
             raise DeviceError(str(error)) from error
+        except ValueError as error:
+            raise DataError(str(error)) from error
         self.pair = pair
         self.device = pair.rows.data.device
         self.backend = f"triton, {pair.rows.data.shape[0]} int8 slice(s)"
@@ -194,6 +197,15 @@ def resolve_device(device: str) -> torch.device:
             "use --device cpu, or auto"
         )
     return torch.device("cuda", index)
+
+
+def warm_up(device: str) -> None:
+    """Start a GPU and its libraries for matrices, which takes a second, while data is read."""
+    chosen = resolve_device(device)
+    if chosen.type == "cuda":
+        small = torch.eye(8, dtype=torch.float64, device=chosen)
+        torch.linalg.solve_ex(small @ small, small)
+        torch.cuda.synchronize(chosen)
 
 
 def free_memory(device: torch.device) -> int:

@@ -16,7 +16,6 @@ import resource
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -35,6 +34,7 @@ from otdd_flash.errors import SettingsError
 from otdd_flash.gaussians import class_laws
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
+from otdd_flash.sinkhorn import finish
 from otdd_flash.types import (
     DatasetSummary,
     LabelledDataset,
@@ -53,20 +53,41 @@ def distance(
     src: LabelledDataset,
     tgt: LabelledDataset,
     *,
-    settings: OTDDSettings | None = None,
+    epsilon: float | str = "1%",
+    tol: float = 1e-3,
+    max_passes: int = 2000,
+    lambda_x: float = 1.0,
+    lambda_y: float = 1.0,
+    label_distance: str = "gaussian",
+    normalize: str = "none",
+    convention: str = "otdd",
+    debias: bool = True,
+    slices: int | None = None,
+    device: str = "auto",
+    memory_budget: int | None = None,
     start: Tensor | None = None,
-    **keywords: object,
+    settings: OTDDSettings | None = None,
 ) -> OTDDResult:
-    """Return the dataset distance with its bounds; see :class:`OTDDSettings` for the keywords.
+    """Return the dataset distance with its bounds.
 
     Args:
         src: source samples with their classes.
         tgt: target samples with their classes, of the same number of features.
-        settings: settings as one object; or give them as keywords, not both.
+        epsilon: regularisation in units of the cost, or as ``"1%"`` of the mean cost.
+        tol: L1 marginal error to stop at.
+        max_passes: soft minima over all pairs, for each of the three solves (the last update of
+            both potentials may make one or two more).
+        lambda_x: weight of the squared distance between samples.
+        lambda_y: weight of the squared distance between classes.
+        label_distance: ``gaussian``, ``diagonal`` or ``means``.
+        normalize: ``none``, ``unit`` (8-bit pixels divided by 255) or ``mnist``.
+        convention: ``otdd``, or ``microsoft`` for half costs.
+        debias: subtract half of what each dataset costs against itself.
+        slices: int8 slices a coordinate on a GPU; None: one where that is exact, else two.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        memory_budget: bytes for a stored cost; None: half of what is free.
         start: (m,) dual potential g to begin with, from a problem nearby (``result.g``).
-        **keywords: ``epsilon="1%"``, ``tol=1e-3``, ``max_passes``, ``lambda_x``, ``lambda_y``,
-            ``label_distance``, ``normalize``, ``convention``, ``debias``, ``slices``,
-            ``device``, ``memory_budget``.
+        settings: all of the above but ``start`` as one object, instead of keywords.
 
     Raises:
         DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
@@ -76,21 +97,23 @@ def distance(
 
     Memory: O(n + m) beside the points; on the CPU a stored cost where it fits the budget.
     """
-    if settings is not None and keywords:
-        raise SettingsError(f"give settings or keywords, not both: {', '.join(sorted(keywords))}")
-    if settings is None:
-        known = set(OTDDSettings.__dataclass_fields__)
-        if unknown := sorted(set(keywords) - known):
-            raise SettingsError(
-                f"unknown setting {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
-            )
-        settings = OTDDSettings(**keywords)  # type: ignore[arg-type]
-    walk = steps(src, tgt, settings, start=start)
-    while True:
-        try:
-            next(walk)
-        except StopIteration as done:
-            return done.value
+    given = OTDDSettings(
+        epsilon=epsilon,
+        tol=tol,
+        max_passes=max_passes,
+        lambda_x=lambda_x,
+        lambda_y=lambda_y,
+        label_distance=label_distance,
+        normalize=normalize,
+        convention=convention,
+        debias=debias,
+        slices=slices,
+        memory_budget=memory_budget,
+        device=device,
+    )
+    if settings is not None and given != OTDDSettings():
+        raise SettingsError("give settings as one object or as keywords, not both")
+    return finish(steps(src, tgt, settings or given, start=start))
 
 
 def steps(
@@ -276,6 +299,7 @@ def _result(
             y,
             (len(src), len(tgt)),
             settings.memory_budget,
+            divergence.classes,
         ),
     )
 
@@ -312,16 +336,6 @@ def _versions() -> dict[str, str]:
 
     names = ("otdd-flash", "torch", "triton", "numpy")
     return {"python": platform.python_version(), **{name: of(name) for name in names}}
-
-
-def warm_up(settings: OTDDSettings) -> None:
-    """Start a GPU, its libraries and kernels on a few made-up images, while data is read."""
-    if resolve_device(settings.device).type == "cuda":
-        pixels = torch.arange(64 * 160, dtype=torch.int64).mul_(37).remainder_(251).to(torch.uint8)
-        tiny = [
-            LabelledDataset(pixels.roll(k).reshape(64, 160), torch.arange(64) % 2) for k in (0, 7)
-        ]
-        distance(tiny[0], tiny[1], settings=replace(settings, epsilon="10%", tol=1e-2))
 
 
 def estimate_seconds(

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otdd_flash.certificate import class_mass
+from otdd_flash.certificate import class_mass, renumbered
 from otdd_flash.cost import Margin
 from otdd_flash.errors import BudgetError, DataError
 from otdd_flash.ops import CostOperator, make_operator
@@ -41,6 +41,7 @@ class Plan:
     y: Margin
     shape: tuple[int, int]  # rows of the datasets, those without weight counted
     memory_budget: int | None = None
+    classes: Tensor | None = None  # the target's ids of the pair's column classes, None: its own
 
     @cached_property
     def _op(self) -> CostOperator:
@@ -115,7 +116,8 @@ class Plan:
 
     def class_mass(self) -> Tensor:
         """Return the plan summed over class pairs, (Vx, Vy) float64; one pass."""
-        return class_mass(self._op, self._rows, self.y.weights, self.eps, self.solution)
+        mass = class_mass(self._op, self._rows, self.y.weights, self.eps, self.solution)
+        return mass if self.classes is None else renumbered(mass, self.classes)
 
     def top_matches(
         self,

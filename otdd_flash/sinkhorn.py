@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,6 +61,16 @@ class SolveState:
 
 
 Solve = Generator[SolveState, None, Solution]
+Value = TypeVar("Value")
+
+
+def finish(steps: Generator[Any, None, Value]) -> Value:
+    """Run a generator to its end and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
 
 
 def excess(
@@ -185,7 +196,7 @@ def solve(
     exact and whose column error was measured from the returned potentials.
     """
     log_a, log_b = eps * a.log(), eps * b.log()
-    noise, hidden = _noise(op, eps), HIDDEN * op.rounding / eps
+    noise, hidden = _noise(op, eps), min(HIDDEN * op.rounding / eps, 2.0)
     extrapolation = _Extrapolation(b, accelerate)
     g, plain, extrapolated = start, start, False
     sure = -math.inf  # dual value that the plain step reaches at least
@@ -225,7 +236,7 @@ def solve_symmetric(
     The returned potentials are equal; both marginals carry the returned error.
     """
     log_a = eps * a.log()
-    noise, hidden = _noise(op, eps), HIDDEN * op.rounding / eps
+    noise, hidden = _noise(op, eps), min(HIDDEN * op.rounding / eps, 2.0)
     extrapolation = _Extrapolation(a, accelerate)
     f, plain, extrapolated = start, start, False
     sure, passes = -math.inf, 0

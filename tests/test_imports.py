@@ -26,6 +26,7 @@ FLOORS = (
         "otdd_flash.annealing",
         "otdd_flash.certificate",
         "otdd_flash.divergence",
+        "otdd_flash.matching",
         "otdd_flash.plan",
         "otdd_flash.gradient",
         "otdd_flash.loss",

@@ -91,11 +91,12 @@ def test_bad_input_says_what_arrived():
         {"tol": 0.0}, {"tol": float("inf")}, {"max_passes": 0}, {"max_passes": 1.5},
         {"lambda_x": -1}, {"lambda_x": 0, "lambda_y": 0}, {"label_distance": "euclid"},
         {"convention": "geomloss"}, {"normalize": "yes"}, {"slices": 4}, {"memory_budget": 0},
-        {"epslion": 1},
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=next(iter(bad))):
             otdd.distance(x, x, **bad)
-    with pytest.raises(SettingsError, match="not both: tol"):
+    with pytest.raises(TypeError, match="epslion"):
+        otdd.distance(x, x, epslion=1)
+    with pytest.raises(SettingsError, match="not both"):
         otdd.distance(x, x, settings=OTDDSettings(), tol=1e-2)
     for w in ([0.5] * 10, [0.2] * 5, [-0.1] + [0.1222] * 9, [float("nan")] + [0.1] * 9):
         with pytest.raises(WeightError, match="left"):

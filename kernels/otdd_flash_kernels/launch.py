@@ -12,6 +12,10 @@ from torch.cuda import get_device_capability
 Kind = Literal["one", "wide", "slices"]
 
 
+class UnsupportedDeviceError(RuntimeError):
+    """A GPU too old for the kernels."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """Tile shape and resources of a kernel, and how it reads and multiplies points."""
@@ -82,7 +86,7 @@ def _chosen(table: dict[tuple[int, Kind], Launch], device: torch.device, kind: K
     major, minor = get_device_capability(device)
     known = [key for key, of in table if key <= major and of == kind]
     if not known:
-        raise RuntimeError(
+        raise UnsupportedDeviceError(
             f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; "
             "the kernels need 8.0 or newer: use device='cpu'"
         )
