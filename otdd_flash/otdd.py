@@ -45,7 +45,7 @@ from otdd_flash.types import (
 )
 
 # seconds for one entry of the cost, as `scripts/bench_cpu.py` and `scripts/bench_gpu.py` measure
-CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 2.5e-9, 8e-12, 2.5e-15
+CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 0.7e-9, 2e-11, 2.5e-15
 USUAL_PASSES = 40
 
 
