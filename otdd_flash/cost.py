@@ -126,13 +126,14 @@ def make_problem(
     factor: float,  # cost of one squared unit of the points
     slices: int | None,
     memory_budget: int | None,
+    precise: bool = False,  # float64 on the CPU, whatever the points are
 ) -> Problem:
     """Build the streamed cost between two sides.
 
     Raises:
         BudgetError: a memory budget below the workspace of streaming.
     """
-    clouds = make_clouds(x.points, y.points, slices)
+    clouds = make_clouds(x.points, y.points, slices, precise)
     first, x_cloud = _by_extent(x, clouds[0])
     second, y_cloud = (first, x_cloud) if y is x else _by_extent(y, clouds[1])
     pair = CostPair(

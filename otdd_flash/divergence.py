@@ -29,7 +29,7 @@ from otdd_flash.certificate import (
 from otdd_flash.cost import Margin, Problem, Side, make_problem
 from otdd_flash.errors import ConvergenceWarning, DataError, SettingsError
 from otdd_flash.matching import Matching, match
-from otdd_flash.sinkhorn import Solution, Solve, solve_symmetric
+from otdd_flash.sinkhorn import Solution, Solve, hidden_error, solve_symmetric
 from otdd_flash.types import OTDDSettings, Progress, parse_epsilon
 from otdd_flash_kernels.pair import CostPair
 
@@ -48,7 +48,14 @@ class LabelledClouds:
     label_cost_y: Tensor  # (Vy, Vy)
     factor: float
 
-    def problem(self, x: Side, y: Side, label_cost: Tensor, settings: OTDDSettings) -> Problem:
+    def problem(
+        self,
+        x: Side,
+        y: Side,
+        label_cost: Tensor,
+        settings: OTDDSettings,
+        precise: bool = False,  # float64 on the CPU, whatever the points are
+    ) -> Problem:
         """Return the streamed cost between two of the sides."""
         return make_problem(
             x,
@@ -57,7 +64,22 @@ class LabelledClouds:
             factor=self.factor,
             slices=settings.slices,
             memory_budget=settings.memory_budget,
+            precise=precise,
         )
+
+    def fine_problem(
+        self,
+        parts: tuple[Side, Side, Tensor],  # as for `problem`
+        settings: OTDDSettings,
+        eps: float,
+        made: Problem | None = None,  # if it was made before eps was known
+    ) -> Problem:
+        """Return the same, on the CPU in float64 where float32 hides errors near the tolerance."""
+        problem = made or self.problem(*parts, settings)
+        on_cpu = problem.op.device.type == "cpu"
+        if on_cpu and hidden_error(problem.op, eps) > settings.tol / 2:
+            return self.problem(*parts, settings, precise=True)
+        return problem
 
     @cached_property
     def matching(self) -> Matching | None:
@@ -223,14 +245,14 @@ def divergence_steps(
     Memory: O(n + m) floats beside the clouds, and on the CPU one stored cost where it fits.
     """
     x, y, matching = clouds.x, clouds.y, clouds.matching
-    if matching is None:
-        problem = clouds.problem(x, y, clouds.label_cost, settings)
-    else:
-        inner = clouds.problem(x, x, clouds.label_cost_x, settings)
-        problem = replace(inner, y=_counterpart(inner.x, clouds, matching))
+    parts = (x, y, clouds.label_cost) if matching is None else (x, x, clouds.label_cost_x)
+    problem = clouds.problem(*parts, settings)
     mean_cost = problem.mean_cost
     _check_scale(clouds, mean_cost)
     eps = absolute_epsilon(settings.epsilon, mean_cost)
+    problem = clouds.fine_problem(parts, settings, eps, problem)
+    if matching is not None:
+        problem = replace(problem, y=_counterpart(problem.x, clouds, matching))
     selves: tuple[Term, ...] = ()
     if matching is not None:
         # the cross term is the self term: S is 0 by definition, whatever eps and tolerance
@@ -242,7 +264,7 @@ def divergence_steps(
                 ("self target", y, clouds.label_cost_y),
             )
             for stage, side, label_cost in inside:
-                inner = clouds.problem(side, side, label_cost, settings)
+                inner = clouds.fine_problem((side, side, label_cost), settings, eps)
                 term = yield from _self_term(inner, stage, eps, settings)
                 selves += (replace(term, problem=inner if keep else None),)
                 # frees a stored cost before the next is made

@@ -194,7 +194,7 @@ def resolve_device(device: str) -> torch.device:
     if index >= count:
         raise DeviceError(
             f"device {device!r} was asked for, but {count} CUDA device(s) are visible; "
-            "use --device cpu, or auto"
+            "use cpu, or auto"
         )
     return torch.device("cuda", index)
 
@@ -231,10 +231,11 @@ def make_clouds(
     x: Tensor,  # (n, d) points on the device
     y: Tensor,  # (m, d)
     slices: int | None,  # int8 slices on a GPU, None: exact or two
+    precise: bool = False,  # float64 on the CPU, whatever the points are
 ) -> tuple[Cloud, Cloud]:
     """Return the clouds that the device's operators read: integer slices on a GPU, floats else."""
     if x.device.type == "cpu":
-        return centre(x, y)
+        return centre(x, y, precise=precise)
     return order_columns(*quantize(x, y, slices=slices))
 
 
@@ -270,7 +271,7 @@ def make_operator(
     if budget < WORKSPACE_BYTES:
         raise BudgetError(
             f"the memory budget is {budget / 2**20:.0f} MiB; streaming needs "
-            f"{WORKSPACE_BYTES / 2**20:.0f} MiB: raise --memory-budget"
+            f"{WORKSPACE_BYTES / 2**20:.0f} MiB: raise the memory budget"
         )
     if device.type == "cuda":
         return StoredOperator(pair) if _pays_to_store(pair, budget) else TritonOperator(pair)

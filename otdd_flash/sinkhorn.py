@@ -64,6 +64,11 @@ Solve = Generator[SolveState, None, Solution]
 Value = TypeVar("Value")
 
 
+def hidden_error(op: CostOperator, eps: float) -> float:
+    """Return the L1 marginal error that the rounding of an operator's scores can hide."""
+    return min(HIDDEN * op.rounding / eps, 2.0)
+
+
 def finish(steps: Generator[Any, None, Value]) -> Value:
     """Run a generator to its end and return its result."""
     while True:
@@ -196,7 +201,7 @@ def solve(
     exact and whose column error was measured from the returned potentials.
     """
     log_a, log_b = eps * a.log(), eps * b.log()
-    noise, hidden = _noise(op, eps), min(HIDDEN * op.rounding / eps, 2.0)
+    noise, hidden = _noise(op, eps), hidden_error(op, eps)
     extrapolation = _Extrapolation(b, accelerate)
     g, plain, extrapolated = start, start, False
     sure = -math.inf  # dual value that the plain step reaches at least
@@ -236,7 +241,7 @@ def solve_symmetric(
     The returned potentials are equal; both marginals carry the returned error.
     """
     log_a = eps * a.log()
-    noise, hidden = _noise(op, eps), min(HIDDEN * op.rounding / eps, 2.0)
+    noise, hidden = _noise(op, eps), hidden_error(op, eps)
     extrapolation = _Extrapolation(a, accelerate)
     f, plain, extrapolated = start, start, False
     sure, passes = -math.inf, 0

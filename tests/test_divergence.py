@@ -205,3 +205,15 @@ def test_symmetry_permutation_scaling_and_sign(seed, n, m, d, log_scale):
     scale = 10.0**log_scale
     scaled = value(scale * x, scale * y, a, b, **keywords)
     assert scaled / scale**2 == pytest.approx(got, abs=10 * close)
+
+
+def test_bytes_are_solved_in_float64_where_float32_would_hide_the_error():
+    draw = torch.Generator().manual_seed(5)
+    x, y = (torch.randint(0, 256, (40, 64), generator=draw, dtype=torch.uint8) for _ in range(2))
+    settings = {"epsilon": "0.01%", "tol": 1e-6, "max_passes": 20000, "device": "cpu"}
+    bytes_ = otdd.distance(otdd.LabelledDataset(x), otdd.LabelledDataset(y), **settings)
+    floats = otdd.distance(
+        otdd.LabelledDataset(x.double()), otdd.LabelledDataset(y.double()), **settings
+    )
+    assert bytes_.converged and floats.converged
+    assert bytes_.squared == pytest.approx(floats.squared, rel=1e-9)

@@ -247,6 +247,8 @@ def widened(cloud: Cloud) -> Tensor:  # (2, n, d) float16, exact
 def centre(
     x: Tensor,  # (n, d) any real dtype
     y: Tensor,  # (m, d)
+    *,
+    precise: bool = False,  # float64 for 8-bit integers too, whose costs float32 would round
 ) -> tuple[Cloud, Cloud]:
     """Put two clouds around one centre in floats: no quantisation, for the CPU.
 
@@ -255,7 +257,8 @@ def centre(
     """
     _check_pair(x, y)
     columns = _split_columns(x, y)
-    small = not (x.is_floating_point() or y.is_floating_point()) and len(columns.kept) <= 1024
+    integral = not (x.is_floating_point() or y.is_floating_point())
+    small = integral and not precise and len(columns.kept) <= 1024
     if small and len(columns.kept):
         small = float((columns.high - columns.low).max()) <= 255
     middle = (columns.low + columns.high) / 2
