@@ -198,7 +198,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     with pytest.raises(SettingsError, match="samples is 3, expected 20 or more"):
         next(bench_steps(device="cpu", samples=3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="use --device cpu, or auto"):
+    with pytest.raises(DeviceError, match="use cpu, or auto"):
         next(bench_steps(device="cuda"))
 
 
@@ -247,7 +247,7 @@ def test_a_failed_check_is_told_and_sets_the_exit_code(monkeypatch):
     [
         (["--samples", "5"], "x>=20"),
         (["--device", "tpu"], "'tpu' is not a device"),
-        (["--device", "cuda:77"], "use --device cpu, or auto"),
+        (["--device", "cuda:77"], "use cpu, or auto"),
         (["mnist"], "unexpected extra argument"),
     ],
 )
