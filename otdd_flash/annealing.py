@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.ops import CostOperator
-from otdd_flash.sinkhorn import Solve, SolveState, solve
+from otdd_flash.sinkhorn import Solve, SolveState, length_of, solve
 
 START = 0.4  # first eps, in units of the spread of the doubly centred cost
 RATIO = 0.7  # of successive eps
@@ -40,19 +40,10 @@ def spread(op: CostOperator) -> float:
     pair = op.pair
     i = torch.linspace(0, pair.rows.n - 1, min(SAMPLE, pair.rows.n), device=op.device).long()
     j = torch.linspace(0, pair.columns.n - 1, min(SAMPLE, pair.columns.n), device=op.device).long()
-    q = pair.rows.data[..., i, :]
-    p = pair.columns.data[..., j, :]
-    dots = _dense(q) @ _dense(p).mT
+    dots = pair.rows.take(i).dense() @ pair.columns.take(j).dense().mT
     block = pair.label_cost[pair.row_labels[i]][:, pair.column_labels[j]] - 2 * pair.scale * dots
     block = block - block.mean(0) - block.mean(1, keepdim=True) + block.mean()
     return float(block.square().mean().sqrt())
-
-
-def _dense(data: Tensor) -> Tensor:
-    if data.dtype != torch.int8:
-        return data.double()
-    weights = 256.0 ** torch.arange(data.shape[0], dtype=torch.float64, device=data.device)
-    return torch.einsum("s,snd->nd", weights, data.double())
 
 
 def over_relaxed(
@@ -68,11 +59,6 @@ def over_relaxed(
     gained = ((omega - 1) * delta / eps).exp() - (-delta / eps).exp()
     change = (weights * (omega * delta - eps * gained)).sum()
     return torch.where(change >= 0, potential + omega * delta, update)
-
-
-def _length(move: Tensor, weights: Tensor) -> Tensor:
-    """Return the length of a move of a potential, modulo constants."""
-    return (weights @ (move - weights @ move).square()).sqrt()
 
 
 def anneal(
@@ -92,10 +78,10 @@ def anneal(
     while stage > eps and passes + 4 <= max_passes:
         factor = 1.0 if quick else 1.0 + (omega - 1.0) * (1.0 - (stage / first) ** 2)
         image = op.softmin(g + stage * log_b, stage)
-        moved = _length(image - f, a)
+        moved = length_of(image - f, a)
         f = over_relaxed(f, image, a, stage, factor)
         image = op.softmin_transposed(f + stage * log_a, stage)
-        quick = bool(_length(image - g, b) < QUICK * moved)
+        quick = bool(length_of(image - g, b) < QUICK * moved)
         g = over_relaxed(g, image, b, stage, factor)
         passes += 2
         yield SolveState(passes, float("nan"), stage)

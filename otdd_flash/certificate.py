@@ -40,12 +40,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class RoundedPlan:
-    """A feasible plan made from potentials: ``F + missing_rows x missing_columns / mass``."""
+    """What a feasible plan made from potentials costs."""
 
-    f: Tensor  # (n,) potentials of F = a b exp((f + g - C) / eps)
-    g: Tensor  # (m,)
-    missing_rows: Tensor  # (n,) >= 0
-    missing_columns: Tensor  # (m,) >= 0
     cost: float  # <plan, C>
     entropy: float  # KL(plan | a x b), an upper bound by convexity
     rounding: float  # bound on the rounding error of the cost, and of cost plus eps entropy
@@ -98,7 +94,7 @@ def round_plan(
     divergence -= kept * math.log(kept) if kept > 0 else 0.0
     for share, weights in zip(shares, (a, b), strict=True):
         divergence += mass * float(torch.special.xlogy(share, share / weights).sum())
-    return RoundedPlan(f, g, missing_rows, missing_columns, cost, divergence, rounding)
+    return RoundedPlan(cost, divergence, rounding)
 
 
 def quantization_bound(

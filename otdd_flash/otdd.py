@@ -11,12 +11,10 @@ Source: Alvarez-Melis and Fusi 2020, "Geometric dataset distances via optimal tr
 
 from __future__ import annotations
 
-import platform
 import resource
 import sys
 import time
 from collections.abc import Generator
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
@@ -35,6 +33,7 @@ from otdd_flash.gaussians import class_laws
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.sinkhorn import finish
+from otdd_flash.timing import versions
 from otdd_flash.types import (
     DatasetSummary,
     LabelledDataset,
@@ -289,7 +288,7 @@ def _result(
         peak_memory_bytes=_peak_memory(device),
         device=f"{_device_name(device)} ({divergence.backend})",
         settings=settings,
-        versions=_versions(),
+        versions=versions(),
         notes=tuple(notes),
         plan=Plan(
             divergence.pair,
@@ -325,17 +324,6 @@ def _peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _versions() -> dict[str, str]:
-    def of(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
-    names = ("otdd-flash", "torch", "triton", "numpy")
-    return {"python": platform.python_version(), **{name: of(name) for name in names}}
 
 
 def estimate_seconds(

@@ -88,6 +88,14 @@ def excess(
     return weights * ((potential - update) / eps).clamp(max=700).expm1()
 
 
+def length_of(
+    move: Tensor,  # (m,) of a potential
+    weights: Tensor,  # (m,)
+) -> Tensor:  # ()
+    """Return the length of a move, modulo constants."""
+    return (weights @ (move - weights @ move).square()).sqrt()
+
+
 class Anderson:
     """Combine the last images of a fixed-point map so that their residual is least.
 
@@ -165,7 +173,8 @@ class _Extrapolation:
         plain, move = image - point, step - point
         # a combination that points downhill says that the images were alike up to their noise
         move = torch.where(gradient @ move > 0, move, plain)
-        length = self._norm(move) / self._norm(plain).clamp(min=torch.finfo(plain.dtype).tiny)
+        unit = length_of(plain, self._weights).clamp(min=torch.finfo(plain.dtype).tiny)
+        length = length_of(move, self._weights) / unit
         self._length = torch.minimum(length, self._reach)
         return point + move * (self._reach / length).clamp(max=1.0), True
 
@@ -177,10 +186,6 @@ class _Extrapolation:
         self._wait = self._pause
         # doubled, after the halving that came with the step just refused
         self._pause = min(4 * self._pause, LONGEST_PAUSE)
-
-    def _norm(self, move: Tensor) -> Tensor:
-        """Return the length of a move modulo constants."""
-        return (self._weights @ (move - self._weights @ move).square()).sqrt()
 
 
 def solve(

@@ -91,8 +91,8 @@ class PeakMemory:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
 
 
-def machine(device: torch.device, *packages: str) -> dict[str, Any]:
-    """Return what identifies a measurement: when, where and with what versions."""
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python, of what every result depends on, and of further packages."""
 
     def of(package: str) -> str:
         try:
@@ -100,8 +100,13 @@ def machine(device: torch.device, *packages: str) -> dict[str, Any]:
         except PackageNotFoundError:
             return "not installed"
 
-    cuda = device.type == "cuda"
     names = ("otdd-flash", "torch", "triton", "numpy", *packages)
+    return {"python": platform.python_version(), **{name: of(name) for name in names}}
+
+
+def machine(device: torch.device, *packages: str) -> dict[str, Any]:
+    """Return what identifies a measurement: when, where and with what versions."""
+    cuda = device.type == "cuda"
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine() + " cpu",
@@ -109,5 +114,5 @@ def machine(device: torch.device, *packages: str) -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
-        "versions": {"python": platform.python_version(), **{name: of(name) for name in names}},
+        "versions": versions(*packages),
     }

@@ -23,9 +23,8 @@ from torch import Tensor
 from otdd_flash_kernels.launch import plan_launch_for
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.tiles import column_bias, pure_tiles
+from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles
 
-LN2 = math.log(2.0)
 # weights of one chunk: 128 MB of float16
 CHUNK_ENTRIES = 1 << 26
 # a weight of 1 is stored as 2^10, so that float16 reaches down to 2^-34 of it

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud
-from otdd_flash_kernels.tiles import reduce_scores
+from otdd_flash_kernels.tiles import HARD, LN2, MEAN, SOFT, reduce_scores
 
-SOFT, HARD, MEAN = 0, 1, 2
-LN2 = math.log(2.0)
 # float64 entries of each of the four blocks that are held while C is built: 64 MB together
 CHUNK_ENTRIES = 1 << 21
 # outputs of a program and entries it reads at a time, along and across the contiguous axis

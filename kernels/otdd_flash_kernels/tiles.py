@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+# modes of the reductions over scores, and of `reduce_scores`
+SOFT, HARD, MEAN = 0, 1, 2
+# scores are in base 2
+LN2 = math.log(2.0)
 
 
 def pure_tiles(

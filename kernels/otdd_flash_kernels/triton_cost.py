@@ -19,10 +19,7 @@ from otdd_flash_kernels.quantize import Cloud
 from otdd_flash_kernels.softmin import softmin_kernel
 from otdd_flash_kernels.softmin_slices import softmin_slices_kernel
 from otdd_flash_kernels.sparsity import tail_products
-from otdd_flash_kernels.tiles import column_runs, pure_tiles, with_steps
-
-SOFT, HARD, MEAN = 0, 1, 2
-LN2 = math.log(2.0)
+from otdd_flash_kernels.tiles import HARD, LN2, MEAN, SOFT, column_runs, pure_tiles, with_steps
 
 
 class TritonCost:
