@@ -96,7 +96,9 @@ def _blocks(
     method: str,
     memory_limit: int,
 ) -> list[Tensor]:
-    _check(laws, method)
+    check_laws(laws)
+    if method not in METHODS:
+        raise SettingsError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
     out = [_mean_gaps(laws[i].means, laws[j].means) for i, j in wanted]
     spreads = [law.variances for law in laws]
     if spreads[0] is not None and spreads[1] is not None:
@@ -226,10 +228,13 @@ def _polar_pairs(
     return torch.cat(out)
 
 
-def _check(laws: tuple[ClassLaws, ClassLaws], method: str) -> None:
+def check_laws(laws: tuple[ClassLaws, ClassLaws]) -> None:
+    """Refuse laws between which there is no distance.
+
+    Raises:
+        DataError, SettingsError, WeightError: see `gaussian_w2`.
+    """
     first, second = laws
-    if method not in METHODS:
-        raise SettingsError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
     if first.kind != second.kind:
         raise SettingsError(f"laws are {first.kind} and {second.kind}; make both of one kind")
     if first.dimension != second.dimension:

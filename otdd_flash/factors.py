@@ -34,6 +34,24 @@ def factorize(
     return [_lapack_factor(c, s, tolerance) for c, s in zip(covariances, scale, strict=True)]
 
 
+def pivots(
+    factor: Tensor,  # (r, d) of `factorize`
+) -> Tensor:  # (r,) int64
+    """Return the columns of a factor that make it upper triangular, the largest entries last left.
+
+    Read off its exact zeros: a pivot's column is zero below its row. Others that are, too, lie in
+    the span of the pivots so far, and lose to it: what was left of a feature is largest there.
+    """
+    r = len(factor)
+    if not r:
+        return torch.zeros(0, dtype=torch.int64, device=factor.device)
+    height = (factor != 0) * torch.arange(1, r + 1, device=factor.device)[:, None]
+    last = height.amax(0)
+    size = factor.gather(0, (last - 1).clamp(min=0)[None])[0].abs() / factor.norm(dim=0)
+    numbers = torch.arange(1, r + 1, device=factor.device)
+    return torch.where(last == numbers[:, None], size, -1.0).argmax(1)
+
+
 def _lapack_factor(covariance: Tensor, scale: Tensor, tolerance: float) -> Tensor:
     active = torch.nonzero(scale)[:, 0]
     if not active.shape[0]:

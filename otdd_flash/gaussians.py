@@ -102,18 +102,9 @@ def class_laws(
     """
     _check(points, labels, weights, kind, classes)
     device = torch.device(points.device if device is None else device)
-    weights = weights.to(points.device, torch.float64)
-    labels = labels.to(points.device)
-    kept = torch.nonzero(weights > 0)[:, 0]
-    order = kept[torch.argsort(labels[kept], stable=True)]
-    total = int(labels.max()) + 1 if classes is None else classes
-    counts = torch.bincount(labels[order], minlength=total).tolist()
-    if classes is None and 0 in counts:
-        raise WeightError(
-            f"class {counts.index(0)} of {total} has no sample of positive weight; drop its "
-            "samples and renumber the classes"
-        )
-    groups = [(rows, weights[rows]) for rows in torch.split(order, counts)]
+    groups = class_groups(
+        labels.to(points.device), weights.to(points.device, torch.float64), classes
+    )
 
     def law(group: tuple[Tensor, Tensor]) -> _Law:
         return _law(points, *group, kind, device)
@@ -123,7 +114,7 @@ def class_laws(
     else:
         laws = []
         step = max(1, BATCH_ENTRIES // points.shape[1] ** 2)
-        for k in range(0, total, step):
+        for k in range(0, len(groups), step):
             laws += _factored([law(group) for group in groups[k : k + step]])
     means = torch.stack([law.mean for law in laws])
     if not torch.isfinite(means).all():
@@ -135,6 +126,28 @@ def class_laws(
         torch.stack([law.shape for law in laws]) if kind == "diagonal" else None,
         tuple(law.shape for law in laws) if kind == "gaussian" else None,
     )
+
+
+def class_groups(
+    labels: Tensor,  # (n,) int64
+    weights: Tensor,  # (n,) float64
+    classes: int | None = None,  # V, where classes may be empty
+) -> list[tuple[Tensor, Tensor]]:  # V of rows (n_c,) int64 and their weights (n_c,)
+    """Return the samples of positive weight of each class, in the order of the rows.
+
+    Raises:
+        WeightError: a class without such a sample, unless ``classes`` is given.
+    """
+    kept = torch.nonzero(weights > 0)[:, 0]
+    order = kept[torch.argsort(labels[kept], stable=True)]
+    total = int(labels.max()) + 1 if classes is None else classes
+    counts = torch.bincount(labels[order], minlength=total).tolist()
+    if classes is None and 0 in counts:
+        raise WeightError(
+            f"class {counts.index(0)} of {total} has no sample of positive weight; drop its "
+            "samples and renumber the classes"
+        )
+    return [(rows, weights[rows]) for rows in torch.split(order, counts)]
 
 
 class _Law(NamedTuple):
@@ -150,7 +163,7 @@ def _law(points: Tensor, rows: Tensor, weights: Tensor, kind: str, device: torch
         return _Law(sample.mass, sample.mean, sample.mean[:0])
     if kind == "diagonal":
         return _Law(sample.mass, sample.mean, sample.variance())
-    if rows.shape[0] <= sample.active.shape[0] + 1:
+    if sample.by_rows:
         return _Law(sample.mass, sample.mean, sample.rows_factor())
     law = _Law(sample.mass, sample.mean, sample.covariance(), raw=True)
     return _factored([law])[0] if device.type == "cpu" else law

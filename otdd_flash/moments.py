@@ -48,6 +48,14 @@ class ClassSample:
         self.active = torch.nonzero(moved)[:, 0]
 
     @property
+    def by_rows(self) -> bool:
+        """Whether the centred rows are a factor of the covariance with no more rows than it needs.
+
+        Else the covariance is the smaller of the two.
+        """
+        return self.rows.shape[0] <= self.active.shape[0] + 1
+
+    @property
     def mean(self) -> Tensor:  # (d,)
         """Mean in units of the points."""
         return self.offset + self.sum / (self.total or 1.0)
@@ -87,12 +95,27 @@ class ClassSample:
         n, d = self.rows.shape[0], self.points.shape[1]
         out = torch.zeros(max(n - 1, 0), d, dtype=torch.float64, device=self.device)
         if n > 1:
-            v = (self.weights / self.total).sqrt()
+            v, u = self._reflection()
             f = torch.cat([z for z, _ in self.centred()]) * v[:, None]
-            u = v.clone()
-            u[0] += 1.0
             out[:, self.active] = f[1:] - u[1:, None] * ((u @ f) * (2.0 / (u @ u)))
         return out
+
+    def turned_back(
+        self,
+        factor: Tensor,  # (n - 1, k) one row a row of `rows_factor`
+    ) -> Tensor:  # (n, k)
+        """Apply the reflection of `rows_factor` again: ``turned_back(F) = sqrt(w) (x - mean)``."""
+        _, u = self._reflection()
+        out = u[:, None] * ((u[1:] @ factor) * (-2.0 / (u @ u)))
+        out[1:] += factor
+        return out
+
+    def _reflection(self) -> tuple[Tensor, Tensor]:
+        """Return ``v = sqrt(w)`` and ``v`` plus the first unit vector, which is the mirror."""
+        v = (self.weights / self.total).sqrt()
+        u = v.clone()
+        u[0] += 1.0
+        return v, u
 
     def covariance(self) -> Tensor:  # (d, d)
         """Return the population covariance, of integers exact up to the last division."""

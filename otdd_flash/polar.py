@@ -20,6 +20,9 @@ FLATNESS = 1e-11
 GUESS_MARGIN = 6.0
 # a first floor below this costs as much as the certain one
 GUESS_LEAST = 1e-7
+# square of the scale of a step: 3 would send the largest value to the least, into the rounding of
+# the others; here no value near 1 falls below 0.08
+MOST_SCALE = 2.9
 # Gram matrices of at most this many columns are one product, larger ones use their symmetry
 GRAM_BLOCK = 256
 
@@ -40,9 +43,9 @@ def polar(
 ) -> Polar:
     """Return polar factors by scaled cubic Newton-Schulz steps, in one or two rounds.
 
-    The step is ``p(x) = rho x (3 - rho^2 x^2) / 2`` with ``rho^2 = 3 / (1 + l + l^2)``: it
-    maps [l, 1] to [p(l), 1] and [0, l] into [0, p(l)], so that after a round of floor l a singular
-    value is 1 up to FLATNESS when it was at least l, whatever the others were. Then
+    The step is ``p(x) = rho x (3 - rho^2 x^2) / 2`` with ``rho^2 = 3 / (1 + l + l^2)``, at most
+    2.9: it maps [l, 1] to [p(l), 1] and [0, l] into [0, p(l)], so that after a round of floor l a
+    singular value is 1 up to FLATNESS when it was at least l, whatever the others were. Then
 
     ``|M|_* - <Q, M> <= l |M|_2 (rank - |Q|_F^2) + FLATNESS |M|_*``
 
@@ -57,8 +60,7 @@ def polar(
         flipped = polar(matrices.mT, ranks)
         return Polar(flipped.factor.mT, flipped.nuclear, flipped.missing, flipped.converged)
     # sqrt |M^T M|_F = (sum s^4)^(1/4): a bound of |M|_2 closer than the Frobenius norm
-    norm = torch.linalg.matrix_norm(gram(matrices)).sqrt()
-    x = matrices / norm.where(norm > 0, 1.0)[:, None, None]
+    x, norm = _normalised(matrices)
     nuclear, missing = norm.new_zeros(norm.shape), ranks.to(norm.dtype, copy=True)
     converged = norm == 0
     factor, part = x, matrices
@@ -83,6 +85,12 @@ def polar(
     return Polar(factor, nuclear, missing, converged)
 
 
+def _normalised(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return matrices of spectral norm at most 1, and by what they were divided."""
+    norm = torch.linalg.matrix_norm(gram(matrices)).sqrt()
+    return matrices / norm.where(norm > 0, 1.0)[:, None, None], norm
+
+
 def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor) -> list[float]:
     """Return the floors of the rounds, relative to ``norm``: a guess where it pays, a sure one."""
     live = norm > 0
@@ -101,10 +109,24 @@ def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor) -> list[float]:
 
 def _round(x: Tensor, low: float) -> Tensor:
     while 1.0 - low > FLATNESS:
-        rho = (3.0 / (1.0 + low + low * low)) ** 0.5
+        rho = min(MOST_SCALE, 3.0 / (1.0 + low + low * low)) ** 0.5
         x = torch.baddbmm(x, x, gram(x), beta=1.5 * rho, alpha=-0.5 * rho**3)
-        low = 0.5 * rho * low * (3.0 - (rho * low) ** 2)
+        low = min(0.5 * rho * v * (3.0 - (rho * v) ** 2) for v in (low, 1.0))
     return x
+
+
+def polar_factor(
+    matrices: Tensor,  # (P, r, c) float64
+    floor: float,  # of the singular values that matter, relative to the largest
+) -> Tensor:  # (P, r, c)
+    """Return polar factors whose singular values are 1 where those of the matrix reach the floor.
+
+    Zero rows and columns stay zero; values below the floor end between 0 and 1. Memory: about
+    5 P r c floats.
+    """
+    if matrices.shape[1] < matrices.shape[2]:
+        return polar_factor(matrices.mT, floor).mT
+    return _round(_normalised(matrices)[0], floor)
 
 
 def polish(
