@@ -15,6 +15,7 @@ from otdd_flash_kernels.cpu import CpuCost
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud, centre, quantize
 from otdd_flash_kernels.sparsity import order_columns
+from otdd_flash_kernels.transport import BlockTransport, StoredTransport, Transport
 
 if TYPE_CHECKING:
     from otdd_flash_kernels.plan import TritonPlan
@@ -40,7 +41,8 @@ class CostOperator(Protocol):
     pair: CostPair
     device: torch.device
     backend: str  # for results: what ran
-    rounding: float  # bound on the rounding error of a cost or potential, in units of the cost
+    rounding: float  # bound on the error of a cost or potential, in units of the cost
+    noise: float  # the part of it that differs from pass to pass, and so hides marginal errors
     unit: float  # last bit of the arithmetic: sums of exponentials are good to a few of it
 
     def softmin(self, h: Tensor, eps: float) -> Tensor:
@@ -79,7 +81,7 @@ class CpuOperator(CpuCost):
     def __init__(self, pair: CostPair, *, store: bool) -> None:
         super().__init__(pair, store=store)
         self.backend = "cpu, stored cost" if store else "cpu, streamed cost"
-        self.rounding = _rounding(pair, self.dtype)
+        self.rounding = self.noise = _rounding(pair, self.dtype)
         self.unit = torch.finfo(self.dtype).eps
 
 
@@ -126,7 +128,7 @@ class StoredOperator(_GpuPlans):
         self.pair = pair
         self.device = cost.device
         self.backend = f"triton, stored cost of {pair.rows.data.shape[0]} int8 slice(s)"
-        self.rounding = _rounding(pair, torch.float32)
+        self.rounding = self.noise = _rounding(pair, torch.float32)
         self.unit = torch.finfo(torch.float32).eps
         self.softmin = cost.softmin
         self.softmin_transposed = cost.softmin_transposed
@@ -155,7 +157,8 @@ class TritonOperator(_GpuPlans):
         self.backend = f"triton, {pair.rows.data.shape[0]} int8 slice(s)"
         if self._forward.multiply == "float16":
             self.backend += " multiplied in float16"
-        self.rounding = _rounding(pair, torch.float32) + self._forward.lost
+        self.noise = _rounding(pair, torch.float32) + self._forward.lost
+        self.rounding = self.noise + self._forward.truncated
         self.unit = torch.finfo(torch.float32).eps
         self.softmin = self._forward.softmin
         self.softmin_transposed = self._backward.softmin
@@ -276,3 +279,43 @@ def make_operator(
     if device.type == "cuda":
         return StoredOperator(pair) if _pays_to_store(pair, budget) else TritonOperator(pair)
     return CpuOperator(pair, store=CpuCost.bytes_to_store(pair) + WORKSPACE_BYTES <= budget)
+
+
+def make_transport(
+    pair: CostPair,
+    f: Tensor,  # (n,) float64 solved potential
+    g: Tensor,  # (m,)
+    a: Tensor,  # (n,) float64 weights > 0
+    b: Tensor,  # (m,)
+    eps: float,
+    memory_budget: int | None = None,  # bytes, None: half of what is free
+) -> Transport:
+    """Return the products with a plan that second derivatives need, on the device of its clouds.
+
+    The plan is stored where that fits the budget and, on a GPU, reads faster than it is remade.
+
+    Raises:
+        DeviceError: a GPU that cannot run the kernels, or clouds of three slices.
+    """
+    device = pair.rows.data.device
+    budget = free_memory(device) // 2 if memory_budget is None else memory_budget
+    if device.type == "cuda":
+        source, stores = _triton_transport(pair, f, g, a, b, eps), _pays_to_store(pair, budget)
+    else:
+        source = BlockTransport(pair, f, g, a, b, eps)
+        stores = 8 * pair.rows.n * pair.columns.n + WORKSPACE_BYTES <= budget
+    return StoredTransport(source, a, pair.columns.n) if stores else source
+
+
+def _triton_transport(
+    pair: CostPair, f: Tensor, g: Tensor, a: Tensor, b: Tensor, eps: float
+) -> Transport:
+    from otdd_flash_kernels.hvp import TritonTransport
+    from otdd_flash_kernels.launch import UnsupportedDeviceError
+
+    try:
+        return TritonTransport(pair, f, g, a, b, eps)
+    except UnsupportedDeviceError as error:
+        raise DeviceError(str(error)) from error
+    except ValueError as error:
+        raise DeviceError(f"{error}: use slices=2, or device='cpu'") from error

@@ -66,7 +66,7 @@ Value = TypeVar("Value")
 
 def hidden_error(op: CostOperator, eps: float) -> float:
     """Return the L1 marginal error that the rounding of an operator's scores can hide."""
-    return min(HIDDEN * op.rounding / eps, 2.0)
+    return min(HIDDEN * op.noise / eps, 2.0)
 
 
 def finish(steps: Generator[Any, None, Value]) -> Value:
@@ -138,7 +138,7 @@ class Anderson:
         return torch.where(usable, step, images[-1])
 
 
-class _Extrapolation:
+class Extrapolation:
     """When and how far to extrapolate: a refused step makes the next ones rarer and shorter."""
 
     def __init__(self, weights: Tensor, accelerate: bool) -> None:
@@ -206,8 +206,8 @@ def solve(
     exact and whose column error was measured from the returned potentials.
     """
     log_a, log_b = eps * a.log(), eps * b.log()
-    noise, hidden = _noise(op, eps), hidden_error(op, eps)
-    extrapolation = _Extrapolation(b, accelerate)
+    noise, hidden = noise_of(op, eps), hidden_error(op, eps)
+    extrapolation = Extrapolation(b, accelerate)
     g, plain, extrapolated = start, start, False
     sure = -math.inf  # dual value that the plain step reaches at least
     while True:
@@ -246,8 +246,8 @@ def solve_symmetric(
     The returned potentials are equal; both marginals carry the returned error.
     """
     log_a = eps * a.log()
-    noise, hidden = _noise(op, eps), hidden_error(op, eps)
-    extrapolation = _Extrapolation(a, accelerate)
+    noise, hidden = noise_of(op, eps), hidden_error(op, eps)
+    extrapolation = Extrapolation(a, accelerate)
     f, plain, extrapolated = start, start, False
     sure, passes = -math.inf, 0
     while True:
@@ -269,6 +269,6 @@ def solve_symmetric(
         f, extrapolated = extrapolation.next_point(f, plain, -over)
 
 
-def _noise(op: CostOperator, eps: float) -> float:
-    """Differences of dual values below this are rounding."""
-    return 1e-2 * op.rounding + 1e-9 * eps
+def noise_of(op: CostOperator, eps: float) -> float:
+    """Return the difference of dual values below which it is rounding."""
+    return 1e-2 * op.noise + 1e-9 * eps

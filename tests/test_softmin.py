@@ -222,7 +222,7 @@ def test_operators_on_integer_slices(case, backend):
 
 # one slice, two slices in one sum, and two and three with a sum for each level
 @pytest.mark.parametrize("backend", OTHER_CHIPS)
-@pytest.mark.parametrize("case", [*CASES[7:12:2], CASES[2], (17, 33, 100, "fp32", 2)], ids=str)
+@pytest.mark.parametrize("case", [*CASES[7:12:2], CASES[2], (17, 33, 130, "fp32", 2)], ids=str)
 def test_operators_as_other_chips_run_them(case, backend):
     pair, cost = problem(case)
     operators = Operators(backend, pair)
@@ -231,6 +231,57 @@ def test_operators_as_other_chips_run_them(case, backend):
     else:
         assert torch.is_tensor(operators.forward._operands.rows)
     check_all(operators, pair, cost, 0.05)
+
+
+def truncated_cost(pair: CostPair) -> torch.Tensor:  # (n, m) float64
+    """Return the cost that two slices in one int32 sum read, see softmin_narrow.py."""
+    (x_down, x_up), (y_down, y_up) = (side.data.long() for side in (pair.rows, pair.columns))
+    dots = (x_down @ y_down.mT + 128) >> 8
+    dots = (dots + x_down @ y_up.mT + x_up @ y_down.mT + 128) >> 8
+    dots = (dots + x_up @ y_up.mT).double() * 65536
+    squared = pair.rows.bias[:, None] + pair.columns.bias - 2 * dots
+    return pair.scale * squared + pair.label_cost[pair.row_labels][:, pair.column_labels]
+
+
+NARROW = [(3, 5, 33, "fp64", 2), (127, 61, 64, "fp32", 2), (33, 129, 65, "fp16", 2)]
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize("case", [*NARROW, (29, 31, 128, "fp32", 2)], ids=str)
+def test_two_slices_in_one_integer_sum(case, backend):
+    pair, true_cost = problem(case)
+    operators = Operators(backend, pair)
+    assert operators.forward.kind == "narrow"
+    cost = truncated_cost(pair)
+    # a cost that is read the same way from both sides, and near the true one
+    assert torch.equal(cost.mT, truncated_cost(pair.transposed))
+    assert error(cost, true_cost) <= operators.forward.truncated <= 2e-5 * true_cost.mean()
+    eps = 0.05 * float(cost.mean())
+    h = potential(pair.shape[1], float(cost.mean()) / 4, eps)
+    allowed = K * 2.0**-24 * magnitude(cost, h, eps)
+    score = h - cost
+    weights = torch.softmax(score / eps, 1)
+    soft, mean = operators.softmin_mean(h, eps)
+    true_soft = -eps * torch.logsumexp(score / eps, 1)
+    assert error(operators.softmin(h, eps), true_soft) <= allowed
+    assert error(soft, true_soft) <= allowed
+    true_mean = (weights * torch.where(weights > 0, score, 0.0)).sum(1)
+    assert error(mean, true_mean) <= allowed
+    assert error(operators.hardmin(h), (cost - h).amin(1)) <= allowed
+    back = potential(pair.shape[0], float(cost.mean()) / 4, eps)
+    true_back = -eps * torch.logsumexp((back[:, None] - cost) / eps, 0)
+    assert error(operators.softmin_transposed(back, eps), true_back) <= allowed
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_clouds_with_far_points_keep_all_their_bits(backend):
+    # one sample thirty times as far as the others makes steps coarse
+    far = points("fp32", 40, 64, 3)
+    far[7] *= 30
+    pair = pair_of(far, points("fp32", 37, 64, 4), slices=2)
+    operators = Operators(backend, pair)
+    assert operators.forward.kind == "wide"
+    check_all(operators, pair, reference.cost_matrix(pair), 0.05)
 
 
 @pytest.mark.parametrize("backend", ["stored", "streamed"])

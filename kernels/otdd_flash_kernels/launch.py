@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch.cuda import get_device_capability
 
-# one slice; two slices whose products go into one float32 sum; slices with a sum for each level
-Kind = Literal["one", "wide", "slices"]
+# one slice; two slices whose products go into one float32 sum; two slices of few coordinates in one
+# int32 sum; slices with a sum for each level
+Kind = Literal["one", "wide", "narrow", "slices"]
 
 
 class UnsupportedDeviceError(RuntimeError):
@@ -61,6 +62,8 @@ PLAN_TABLE: dict[tuple[int, Kind], Launch] = {
     (12, "one"): Launch(128, 128, 64, 8, 3),
     (12, "wide"): Launch(128, 64, 128, 8, 3),
 }
+# two slices in one int32 sum, where that was measured to pay: the major version must be this one
+NARROW_TABLE = {9: Launch(128, 128, 128, 4, 3)}
 INTERPRETER = Launch(32, 32, 32, 4, 1)
 # programs for each multiprocessor, so that the last ones end together
 PROGRAMS = 16
@@ -73,6 +76,14 @@ def launch_for(device: torch.device, kind: Kind) -> Launch:
         RuntimeError: a GPU older than compute capability 8.0.
     """
     return _chosen(TABLE, device, kind)
+
+
+def narrow_launch_for(device: torch.device) -> Launch | None:
+    """Return the launch for two slices in one int32 sum, None on devices that do not use it."""
+    if device.type == "cpu":
+        integers = INTERPRETER.multiply == "int8"
+        return replace(INTERPRETER, tile_depth=128) if integers else None
+    return NARROW_TABLE.get(get_device_capability(device)[0])
 
 
 def plan_launch_for(device: torch.device, kind: Kind) -> Launch:

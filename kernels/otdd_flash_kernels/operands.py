@@ -20,8 +20,9 @@ from otdd_flash_kernels.launch import Launch
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud, widened
 
-# up to this many dimensions two slices are multiplied in float16 and summed in one float32
-WIDE_DIMENSION = 64
+# up to this many dimensions two slices are multiplied in float16 and summed in one float32: always,
+# and where they are not summed in one int32 (see softmin_narrow.py), which needs one step
+WIDE_ALWAYS, WIDE_DIMENSION, NARROW_DIMENSION = 32, 64, 128
 
 
 @triton.jit

@@ -7,19 +7,31 @@ scores hold no other rounding of the cost than their own last bit.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash_kernels.launch import Kind, launch_for, wanted_programs
-from otdd_flash_kernels.operands import WIDE_DIMENSION, Operands
-from otdd_flash_kernels.pair import CostPair
+from otdd_flash_kernels.launch import (
+    Kind,
+    Launch,
+    launch_for,
+    narrow_launch_for,
+    wanted_programs,
+)
+from otdd_flash_kernels.operands import NARROW_DIMENSION, WIDE_ALWAYS, WIDE_DIMENSION, Operands
+from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud
 from otdd_flash_kernels.softmin import softmin_kernel
+from otdd_flash_kernels.softmin_narrow import TRUNCATED, softmin_narrow_kernel
 from otdd_flash_kernels.softmin_slices import softmin_slices_kernel
 from otdd_flash_kernels.sparsity import tail_products
 from otdd_flash_kernels.tiles import HARD, LN2, MEAN, SOFT, column_runs, pure_tiles, with_steps
+
+# of the mean squared distance: what two slices in one int32 sum may lose, less than half of what
+# rounding to 16 bits does to normal points
+MOST_TRUNCATED = 2e-5
 
 
 class TritonCost:
@@ -39,16 +51,17 @@ class TritonCost:
         self.pair = pair
         self.device = pair.rows.data.device
         self._slices, _, self._d = pair.rows.data.shape
-        self._wide = self._slices == 2 and self._d <= WIDE_DIMENSION
-        kind: Kind = "one" if self._slices == 1 else "wide" if self._wide else "slices"
-        self.launch = launch_for(self.device, kind)
+        self.kind, self.launch = _choice(pair)
+        self._wide = self.kind == "wide"
         norms = _slice_norms(pair.rows), _slice_norms(pair.columns)
         _check_integer_range(*norms, self._d)
         self._operands = Operands.of(pair, self.launch, wide=self._wide)
         self.multiply, self._depth = self._operands.multiply, self._operands.depth
         additions = self._d // 16 if self.multiply == "float16" and not self._wide else 0
-        # bound on the error of a cost besides the last bits of its terms
+        # bounds on the error of a cost besides the last bits of its terms: by rounding, and by
+        # reading a symmetric function of the points that is only near C
         self.lost = 2.0 * pair.scale * _lost(*norms, additions)
+        self.truncated = _truncated(pair) if self.kind == "narrow" else 0.0
         self._row_bias = pair.rows.bias * pair.scale
         self._column_bias = pair.columns.bias * pair.scale
         self._column_labels = pair.column_labels.to(torch.int32)
@@ -114,7 +127,7 @@ class TritonCost:
             "maxnreg": launch.registers,
         }
         grid = (len(self._tiles) * (len(seams) - 1),)
-        if self._slices == 1 or self._wide:
+        if self.kind in ("one", "wide"):
             softmin_kernel[grid](
                 *points,
                 (bias + float(slope) * self._column_tail).float().contiguous(),
@@ -128,16 +141,12 @@ class TritonCost:
             )
         else:
             level = 2 * (self._slices - 1)
-            softmin_slices_kernel[grid](
-                *points,
-                bias.float(),
-                *shared,
-                *sizes,
-                float(slope) * 256.0**level,
-                SLICES=self._slices,
-                MODE=mode,
-                **options,
-            )
+            arguments = (*points, bias.float(), *shared, *sizes, float(slope) * 256.0**level)
+            if self.kind == "narrow":
+                softmin_narrow_kernel[grid](*arguments, MODE=mode, **options)
+            else:
+                options["SLICES"] = self._slices
+                softmin_slices_kernel[grid](*arguments, MODE=mode, **options)
         return top, total, moment, unit
 
     def _softmin(self, h: Tensor, eps: float, segments: tuple[Tensor, Tensor]) -> Tensor:
@@ -195,6 +204,31 @@ class _Merged:
         """Return the mean score, (n,) base 2, from the segments' moments below their maxima."""
         moved = self._scale * (moment.double() + self._parts * self._drop)
         return self.highest + moved.sum(dim=0) / self.total
+
+
+def _choice(pair: CostPair) -> tuple[Kind, Launch]:
+    """Choose how the products of slices are summed, and the launch that does it."""
+    slices, _, d = pair.rows.data.shape
+    device = pair.rows.data.device
+    kind: Kind = "one" if slices == 1 else "slices"
+    if slices == 2:
+        narrow = narrow_launch_for(device) if WIDE_ALWAYS < d <= NARROW_DIMENSION else None
+        if narrow is not None and _truncated(pair) <= MOST_TRUNCATED * _mean_distance(pair):
+            return "narrow", narrow
+        if d <= WIDE_DIMENSION:
+            kind = "wide"
+    return kind, launch_for(device, kind)
+
+
+def _truncated(pair: CostPair) -> float:
+    return 2.0 * pair.scale * TRUNCATED
+
+
+def _mean_distance(pair: CostPair) -> float:
+    """Return the mean cost of the points, without their classes."""
+    pair = replace(pair, label_cost=torch.zeros_like(pair.label_cost))
+    even = (torch.full((size,), 1.0 / size, dtype=torch.float64) for size in pair.shape)
+    return float(bilinear(pair, *(weights.to(pair.rows.data.device) for weights in even)))
 
 
 def _mean_extent(cloud: Cloud) -> float:
