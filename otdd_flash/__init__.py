@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from otdd_flash.loss import sinkhorn_divergence
     from otdd_flash.otdd import distance, steps
     from otdd_flash.results import load_result, save
+    from otdd_flash.samples_loss import SamplesLoss
     from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "OTDDResult",
     "OTDDSettings",
     "Progress",
+    "SamplesLoss",
     "SettingsError",
     "Transport",
     "WeightError",
@@ -61,6 +63,7 @@ _HOME = {
     "steps": "otdd",
     "load_result": "results",
     "save": "results",
+    "SamplesLoss": "samples_loss",
     "LabelledDataset": "types",
     "OTDDResult": "types",
     "OTDDSettings": "types",

@@ -87,16 +87,15 @@ def real_array(
     return array
 
 
-def check_weights(
-    weights: Any,  # (n,) non-negative numbers that sum to 1, or None for uniform
+def check_masses(
+    weights: Any,  # (n,) non-negative numbers, or None for 1 / n each
     n: int,
     name: str,
-) -> Tensor:  # (n,) float64, sums to 1 to the last bits
-    """Return float64 weights, uniform for ``None``.
+) -> Tensor:  # (n,) float64
+    """Return weights as float64, whatever they sum to.
 
     Raises:
-        WeightError: not numbers, wrong length, NaN, infinite or negative entries, or a sum that
-            is not one.
+        WeightError: not numbers, wrong length, NaN, infinite or negative entries, or no mass.
     """
     if weights is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64)
@@ -116,12 +115,32 @@ def check_weights(
         raise WeightError(
             f"{name}: weight {row} is {float(weights[row])}; weights must be finite and >= 0"
         )
-    total = float(weights.sum())
+    if not 0 < float(weights.sum()) < torch.inf:
+        raise WeightError(
+            f"{name}: weights sum to {float(weights.sum()):g}, expected a positive, finite mass"
+        )
+    return weights
+
+
+def check_weights(
+    weights: Any,  # (n,) non-negative numbers that sum to 1, or None for uniform
+    n: int,
+    name: str,
+) -> Tensor:  # (n,) float64, sums to 1 to the last bits
+    """Return float64 weights, uniform for ``None``.
+
+    Raises:
+        WeightError: not numbers, wrong length, NaN, infinite or negative entries, or a sum that
+            is not one.
+    """
+    masses = check_masses(weights, n, name)
+    total = float(masses.sum())
     if abs(total - 1.0) > WEIGHT_SUM_TOLERANCE:
         raise WeightError(
             f"{name}: weights sum to {total:.6g}, expected 1; pass weights / weights.sum()"
         )
-    return weights / total
+    # uniform ones sum to 1 already, and keep their bits
+    return masses if weights is None else masses / total
 
 
 def native_array(

@@ -1,0 +1,363 @@
+r"""``SamplesLoss``: the interface of GeomLoss's class of this name, with converged values.
+
+.. math::
+    C(x, y) = \|x - y\|^2 / 2, \quad eps = blur^2, \quad \rho = reach^2
+
+The Sinkhorn divergence of two weighted clouds, balanced or, with ``reach``, unbalanced.
+
+Sources: Feydy et al. 2019, "Interpolating between optimal transport and MMD using Sinkhorn
+divergences"; Sejourne et al. 2019, "Sinkhorn divergences for unbalanced optimal transport".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.checks import WEIGHT_SUM_TOLERANCE, check_masses, shown
+from otdd_flash.cost import Margin, Side, make_problem, make_side
+from otdd_flash.divergence import LabelledClouds, divergence_steps, warn_unconverged
+from otdd_flash.errors import DataError, SettingsError, WeightError
+from otdd_flash.loss import sinkhorn_divergence
+from otdd_flash.ops import resolve_device
+from otdd_flash.sinkhorn import finish
+from otdd_flash.types import OTDDSettings, check_number
+from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
+
+COST = 0.5  # of one squared unit of the points
+BACKENDS = ("auto", "tensorized", "online", "multiscale")
+FORMS = "expected (x, y) or (a, x, b, y)"
+
+
+class SamplesLoss(torch.nn.Module):
+    """The Sinkhorn divergence between samples, called as GeomLoss's ``SamplesLoss``.
+
+    ``loss(x, y)`` or ``loss(a, x, b, y)`` with x (n, d), y (m, d), a (n,) or (n, 1), b (m,) or
+    (m, 1) returns (); with x (B, n, d), y (B, m, d), a (B, n) or (B, n, 1) it returns (B,), solved
+    one after the other. The value has the dtype of x and gradients in x, y, a and b (those of a
+    and b centred unless ``reach`` is given: balanced weights only move at constant mass). With
+    ``reach`` they are those of the value; GeomLoss 0.3.1's are smaller by the factor
+    ``(rho + eps / 2) / (rho + eps)``.
+
+    Unlike GeomLoss, which makes a fixed number of steps, each solve runs to ``tol``; what it takes
+    depends neither on ``scaling`` nor on ``diameter``.
+
+    Args:
+        loss: ``"sinkhorn"``; the kernel norms and the Hausdorff loss are not offered.
+        p: 2; Euclidean costs (p = 1) are not offered.
+        blur: root of eps, in units of the points.
+        reach: root of rho, the strength of the marginal penalties; None: balanced, for equal
+            masses.
+        diameter: accepted, of no effect: annealing starts at the cost's own spread.
+        scaling: accepted, of no effect: the solve ends where it has converged.
+        truncate: accepted, of no effect: nothing is truncated.
+        cost: None; other costs than half the squared distance are not offered.
+        kernel: None; belongs to the kernel norms.
+        cluster_scale: accepted, of no effect: samples are not clustered.
+        debias: subtract the self terms. Without it, an unbalanced value is the definition's, which
+            differs from GeomLoss 0.3.1 where masses are not one:
+            by ``eps (m_a m_b - (m_a + m_b) / 2)``.
+        potentials: return ``(F, G)``, without gradients, shaped (1, n) and (1, m), or (B, n) and
+            (B, m), instead of the value; with ``debias`` those of the self terms are subtracted.
+            Balanced ones are fixed by equal means under the weights of either side.
+        verbose: accepted, of no effect: nothing is printed.
+        backend: a name of GeomLoss, accepted, of no effect: ``device`` says what runs.
+        tol: L1 marginal error to stop at, for unit masses.
+        max_passes: soft minima over all pairs, for each of the three solves.
+        slices: int8 slices a coordinate on a GPU; None: one where that is exact, else two.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` stays where x is on a GPU.
+        memory_budget: bytes; None: half of what is free.
+
+    Raises:
+        SettingsError: an argument outside its range, or that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        loss: str = "sinkhorn",
+        p: int = 2,
+        blur: float = 0.05,
+        reach: float | None = None,
+        diameter: float | None = None,
+        scaling: float = 0.5,
+        truncate: float | None = 5,
+        cost: Any = None,
+        kernel: Any = None,
+        cluster_scale: float | None = None,
+        debias: bool = True,
+        potentials: bool = False,
+        verbose: bool = False,
+        backend: str = "auto",
+        *,
+        tol: float = 1e-3,
+        max_passes: int = 2000,
+        slices: int | None = None,
+        device: str = "auto",
+        memory_budget: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_offered(loss, p, cost, kernel, backend)
+        if not isinstance(potentials, bool):
+            raise SettingsError(f"potentials is {shown(potentials)}, expected True or False")
+        self.loss, self.p, self.cost, self.kernel = loss, p, cost, kernel
+        self.blur = check_number("blur", blur, positive=True)
+        self.reach = None if reach is None else check_number("reach", reach, positive=True)
+        self.diameter, self.scaling, self.truncate = diameter, scaling, truncate
+        self.cluster_scale, self.verbose, self.backend = cluster_scale, verbose, backend
+        self.debias, self.potentials = debias, potentials
+        # checked on construction; a call reads the attributes again, which users set
+        self.tol, self.max_passes, self.slices = tol, max_passes, slices
+        self.device, self.memory_budget = device, memory_budget
+        self._settings()
+
+    def _settings(self) -> OTDDSettings:
+        return OTDDSettings(
+            epsilon=check_number("blur", self.blur, positive=True) ** 2,
+            tol=self.tol,
+            max_passes=self.max_passes,
+            debias=self.debias,
+            slices=self.slices,
+            device=self.device,
+            memory_budget=self.memory_budget,
+        )
+
+    def extra_repr(self) -> str:
+        """Return what the module's repr shows."""
+        return f"blur={self.blur}, reach={self.reach}, debias={self.debias}, tol={self.tol}"
+
+    def forward(self, *arguments: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the value, or the potentials, of (x, y) or (a, x, b, y).
+
+        Raises:
+            DataError, WeightError, SettingsError, DeviceError, BudgetError.
+
+        Warns:
+            ConvergenceWarning: a solve that stopped before its tolerance.
+
+        Memory: O((n + m) d); on the CPU a stored cost where it fits the budget.
+        """
+        _check_offered(self.loss, self.p, self.cost, self.kernel, self.backend)
+        a, x, b, y = _arguments(arguments)
+        settings = self._settings()
+        batch = zip(a, x, b, y, strict=True)
+        one = len(arguments[-1].shape) == 2
+        if self.potentials:
+            found = [self._potentials(*parts, settings) for parts in batch]
+            sides = zip(*found, strict=True)
+            f, g = (torch.stack(s).to(p) for s, p in zip(sides, (x, y), strict=True))
+            return f, g
+        values = torch.stack([self._value(*parts, settings) for parts in batch]).to(x)
+        return values[0] if one else values
+
+    def _value(
+        self, a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: OTDDSettings
+    ) -> Tensor:  # ()
+        if self.reach is not None:
+            return unbalanced_divergence(x, y, a, b, self._rho(), COST, settings)
+        mass = _equal_mass(a, b)
+        value = sinkhorn_divergence(
+            x,
+            y,
+            a / mass,
+            b / mass,
+            factor=COST,
+            epsilon=settings.epsilon,
+            tol=settings.tol,
+            max_passes=settings.max_passes,
+            debias=settings.debias,
+            slices=settings.slices,
+            device=settings.device,
+            memory_budget=settings.memory_budget,
+        )
+        if settings.debias:
+            return mass * value
+        return mass * (value - float(settings.epsilon) * math.log(mass))
+
+    def _rho(self) -> float:
+        return check_number("reach", self.reach, positive=True) ** 2
+
+    def _potentials(
+        self, a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: OTDDSettings
+    ) -> tuple[Tensor, Tensor]:  # (n,) and (m,) float64
+        a, x, b, y = (t.detach() for t in (a, x, b, y))
+        if self.reach is None:
+            return _balanced_potentials(a, x, b, y, settings)
+        found = solve_terms(x, y, a, b, self._rho(), COST, settings)
+        if found.cross is None:
+            return _zeros(x), _zeros(y)
+        f, g = found.cross.potentials()
+        if found.selves:
+            f, g = (
+                total - own.potentials()[0] for total, own in zip((f, g), found.selves, strict=True)
+            )
+        return f, g
+
+
+def _check_offered(loss: Any, p: Any, cost: Any, kernel: Any, backend: Any) -> None:
+    """Refuse what would change the value and is not offered."""
+    if loss != "sinkhorn":
+        raise SettingsError(
+            f"loss is {shown(loss)}; expected 'sinkhorn', the only loss offered: use GeomLoss for "
+            "its kernel norms and its Hausdorff loss"
+        )
+    if isinstance(p, bool) or p != 2:
+        raise SettingsError(
+            f"p is {shown(p)}; expected 2: the cost is half the squared Euclidean distance, use "
+            "GeomLoss for p = 1"
+        )
+    for key, value, whose in (("cost", cost, "a cost"), ("kernel", kernel, "a kernel")):
+        if value is not None:
+            raise SettingsError(
+                f"{key} is {shown(value)}, expected None: {whose} of one's own cannot be streamed; "
+                "the cost is half the squared Euclidean distance"
+            )
+    if backend not in BACKENDS:
+        raise SettingsError(f"backend is {shown(backend)}, expected one of {', '.join(BACKENDS)}")
+
+
+def _arguments(
+    arguments: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (B, n), (B, n, d), (B, m), (B, m, d)
+    """Return weights and points of a call as batches.
+
+    Raises:
+        SettingsError: another number of arguments than 2 or 4.
+        DataError, WeightError: no tensors, or shapes that do not belong together.
+    """
+    if len(arguments) == 6:
+        raise SettingsError(
+            "6 arguments (l_x, a, x, l_y, b, y): the cluster labels steer a backend of GeomLoss "
+            "that is not offered and change no value; call loss(a, x, b, y). For classes with a "
+            "label cost use otdd_flash.sinkhorn_divergence"
+        )
+    if len(arguments) not in (2, 4):
+        raise SettingsError(f"{len(arguments)} arguments; {FORMS}")
+    for k, value in enumerate(arguments):
+        if not isinstance(value, Tensor):
+            raise DataError(f"argument {k} is a {type(value).__name__}, {FORMS}, all tensors")
+    points = arguments[-3::2] if len(arguments) == 4 else arguments
+    x, y = points
+    for name, p in (("x", x), ("y", y)):
+        if p.ndim not in (2, 3) or not p.is_floating_point():
+            raise DataError(
+                f"{name} is {p.dtype} of shape {tuple(p.shape)}, expected floats (n, d), or "
+                "(B, n, d) for a batch"
+            )
+    if x.ndim != y.ndim or x.shape[-1] != y.shape[-1] or x.shape[:-2] != y.shape[:-2]:
+        raise DataError(
+            f"x has shape {tuple(x.shape)}, y has {tuple(y.shape)}; expected (n, d) and (m, d), or "
+            "(B, n, d) and (B, m, d)"
+        )
+    if 0 in x.shape or 0 in y.shape:
+        raise DataError(
+            f"x has shape {tuple(x.shape)}, y has {tuple(y.shape)}; expected at least one batch "
+            "element, one sample and one feature"
+        )
+    given = arguments[0::2] if len(arguments) == 4 else (None, None)
+    a, b = (_weights(w, p, n) for w, p, n in zip(given, points, "ab", strict=True))
+    single = x.ndim == 2
+    return a, x[None] if single else x, b, y[None] if single else y
+
+
+def _weights(
+    weights: Tensor | None,
+    points: Tensor,  # (n, d) or (B, n, d)
+    name: str,
+) -> Tensor:  # (B, n)
+    shape = points.shape[:-1]
+    if weights is None:
+        weights = torch.full(shape, 1.0 / shape[-1], dtype=torch.float64, device=points.device)
+    if weights.shape not in (shape, (*shape, 1)):
+        raise WeightError(
+            f"{name} has shape {tuple(weights.shape)}, expected {tuple(shape)} or "
+            f"{(*shape, 1)}: one weight a sample"
+        )
+    weights = weights.reshape(shape)
+    return weights if len(shape) == 2 else weights[None]
+
+
+def _equal_mass(a: Tensor, b: Tensor) -> float:
+    """Return the mass of balanced weights; its equality is what lets transport exist."""
+    masses = [float(check_masses(w, len(w), name).sum()) for w, name in ((a, "a"), (b, "b"))]
+    if abs(masses[0] - masses[1]) > WEIGHT_SUM_TOLERANCE * masses[0]:
+        raise WeightError(
+            f"the weights sum to {masses[0]:.6g} and {masses[1]:.6g}; balanced transport needs "
+            "equal masses: normalise the weights, or set reach"
+        )
+    return masses[0]
+
+
+def _balanced_potentials(
+    a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: OTDDSettings
+) -> tuple[Tensor, Tensor]:  # (n,) and (m,) float64
+    """Return the potentials of all samples, those without weight too, with equal means."""
+    mass = _equal_mass(a, b)
+    auto = x.is_cuda and settings.device == "auto"
+    device = x.device if auto else resolve_device(settings.device)
+    points, weights = (x, y), tuple(w.double() / mass for w in (a, b))
+    sides = [
+        make_side(p, torch.zeros(len(p), dtype=torch.int64, device=p.device), w, device)
+        for p, w in zip(points, weights, strict=True)
+    ]
+    none = torch.zeros((1, 1), dtype=torch.float64, device=device)
+    clouds = LabelledClouds(sides[0], sides[1], none, none, none, COST)
+    if settings.debias and clouds.matching is not None:
+        return _zeros(x), _zeros(y)
+    found = finish(divergence_steps(clouds, settings, certify=False, keep=True))
+    warn_unconverged(found, settings)
+    eps = found.epsilon
+
+    def everywhere(k: int, other: int, potential: Tensor, margin: Margin) -> Tensor:
+        """Return the softmin on side k of the other side's potential."""
+        return _softmin(points[k], sides[other], potential, margin, eps, settings)
+
+    margins = found.x, found.y
+    cross = found.cross.solution
+    f, g = everywhere(0, 1, cross.g, margins[1]), everywhere(1, 0, cross.f, margins[0])
+    if found.selves:
+        own = []
+        for k, term in enumerate(found.selves):
+            assert term.problem is not None
+            margin = (term.problem.x, term.problem.y)[k]
+            own.append(everywhere(k, k, term.solution.f, margin))
+        f, g = f - own[0], g - own[1]
+    else:
+        # what a mass other than one adds to f + g, as in GeomLoss
+        f, g = (p - eps * math.log(mass) / 2 for p in (f, g))
+    shift = (weights[0].to(f) @ f - weights[1].to(g) @ g) / 2
+    return f - shift, g + shift
+
+
+def _zeros(points: Tensor) -> Tensor:  # (n,) float64
+    return points.new_zeros(len(points), dtype=torch.float64)
+
+
+def _softmin(
+    points: Tensor,  # (n, d)
+    side: Side,  # of m samples that carry weight
+    potential: Tensor,  # (m,) in the order of the margin
+    margin: Margin,
+    eps: float,
+    settings: OTDDSettings,
+) -> Tensor:  # (n,)
+    """Return a potential of all points: the softmin of the other side's, one pass."""
+    rows = torch.arange(len(points), device=side.points.device)
+    uniform = torch.full((len(points),), 1 / len(points), dtype=torch.float64, device=rows.device)
+    every = Side(torch.zeros_like(rows), uniform, rows, points.to(rows.device))
+    problem = make_problem(
+        every,
+        side,
+        torch.zeros((1, 1), dtype=torch.float64),
+        factor=COST,
+        slices=settings.slices,
+        memory_budget=settings.memory_budget,
+    )
+    placed = potential.new_zeros(int(margin.order.max()) + 1)
+    placed[margin.order] = potential
+    h = placed[problem.y.order] + eps * problem.y.weights.log()
+    out = torch.empty(len(points), dtype=torch.float64, device=rows.device)
+    out[problem.x.order] = problem.op.softmin(h, eps)
+    return out

@@ -1,0 +1,258 @@
+r"""The unbalanced Sinkhorn divergence of two clouds, differentiable.
+
+.. math::
+    S = OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + eps (m_a - m_b)^2 / 2
+
+with the masses ``m`` of the weights, which need not be one. At converged potentials
+
+.. math::
+    dOT/dx_i = \sum_j P_{ij}\, dC_{ij}/dx_i, \quad
+    dOT/da_i = (\rho + eps)(1 - e^{-f_i / \rho}) + eps (m_b - 1)
+
+Weights are free to move, so their gradients are not centred.
+
+Source: Sejourne et al. 2019, "Sinkhorn divergences for unbalanced optimal transport", definition 6
+and proposition 12.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.certificate import Bounds
+from otdd_flash.checks import check_masses, check_points
+from otdd_flash.cost import Margin, Side
+from otdd_flash.divergence import LabelledClouds
+from otdd_flash.errors import ConvergenceWarning, DataError
+from otdd_flash.gradient import column_pull, row_pull
+from otdd_flash.matching import match
+from otdd_flash.ops import resolve_device
+from otdd_flash.plan import Plan
+from otdd_flash.sinkhorn import Solution, finish
+from otdd_flash.types import OTDDSettings
+from otdd_flash.unbalanced import (
+    UnbalancedProblem,
+    UnbalancedSolution,
+    solve_unbalanced,
+    solve_unbalanced_self,
+)
+
+NO_LABELS = torch.zeros((1, 1), dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class UnbalancedTerm:
+    """A solved term of S, and what turns its vectors into the caller's order."""
+
+    problem: UnbalancedProblem
+    solution: UnbalancedSolution
+    x: Margin
+    y: Margin
+
+    def potentials(self) -> tuple[Tensor, Tensor]:
+        """Return f (n,) and g (m,) in the caller's order, samples without weight too."""
+        s, solution = self.problem.damping, self.solution
+        return _placed(s * solution.next_f, self.x), _placed(s * solution.next_g, self.y)
+
+    def plan(self) -> Plan:
+        """Return the plan, streamed.
+
+        With its own row marginal as weights it is a balanced plan whose potentials are softmins.
+        """
+        solution, problem = self.solution, self.problem
+        bent = -problem.damping * solution.next_f / problem.rho
+        x = Margin(self.x.labels, problem.a * bent.exp(), self.x.order)
+        balanced = Solution(
+            solution.next_f,
+            solution.g,
+            solution.next_g,
+            solution.value,
+            solution.passes,
+            solution.error,
+            solution.converged,
+        )
+        shape = (len(problem.a), len(problem.b))
+        return Plan(problem.op.pair, balanced, problem.eps, x, self.y, shape)
+
+
+@dataclass(frozen=True, eq=False)
+class UnbalancedDivergence:
+    """S with its bounds, for the points as they are stored, and its terms."""
+
+    value: float
+    bounds: Bounds
+    cross: UnbalancedTerm | None  # None where both sides are the same: S is 0 by definition
+    selves: tuple[UnbalancedTerm, ...]  # none without debiasing
+
+    @property
+    def terms(self) -> tuple[UnbalancedTerm, ...]:
+        """The terms that were solved."""
+        return () if self.cross is None else (self.cross, *self.selves)
+
+
+def unbalanced_divergence(
+    x: Tensor,  # (n, d) numbers
+    y: Tensor,  # (m, d)
+    a: Tensor,  # (n,) weights >= 0 of any positive mass
+    b: Tensor,  # (m,)
+    rho: float,  # strength of the marginal penalties, in units of the cost
+    factor: float,  # cost of one squared unit of the points
+    settings: OTDDSettings,
+) -> Tensor:  # () float64, on the device of x
+    """Return S, differentiable in x, y, a and b, once.
+
+    Raises:
+        DataError, WeightError, SettingsError, DeviceError, BudgetError.
+
+    Warns:
+        ConvergenceWarning: a duality gap or marginal error above its tolerance.
+
+    Memory: O((n + m) d); on the CPU a stored cost where it fits the budget.
+    """
+    return _Unbalanced.apply(x, y, a, b, rho, factor, settings)
+
+
+def solve_terms(
+    x: Tensor,
+    y: Tensor,
+    a: Tensor,
+    b: Tensor,
+    rho: float,
+    factor: float,
+    settings: OTDDSettings,
+) -> UnbalancedDivergence:
+    """Solve the terms of S one after the other, as :func:`unbalanced_divergence` does."""
+    points = check_points(x, "x"), check_points(y, "y")
+    if points[0].shape[1] != points[1].shape[1]:
+        raise DataError(
+            f"x has {points[0].shape[1]} features, y has {points[1].shape[1]}: "
+            "bring both to one feature space"
+        )
+    masses = check_masses(a, len(points[0]), "a"), check_masses(b, len(points[1]), "b")
+    auto = x.is_cuda and settings.device == "auto"
+    device = x.device if auto else resolve_device(settings.device)
+    sides = [_side(p, w, device) for p, w in zip(points, masses, strict=True)]
+    if settings.debias and match(*sides) is not None:
+        return UnbalancedDivergence(0.0, Bounds(0.0, 0.0), None, ())
+    none = NO_LABELS.to(device)
+    clouds = LabelledClouds(sides[0], sides[1], none, none, none, factor)
+    pairs = [(0, 1), (0, 0), (1, 1)] if settings.debias else [(0, 1)]
+    terms = [_solved(clouds, sides[i], sides[j], rho, settings) for i, j in pairs]
+    cross, selves = terms[0], tuple(terms[1:])
+    gap = float(masses[0].sum() - masses[1].sum())
+    constant = float(settings.epsilon) * gap**2 / 2 if selves else 0.0
+    value, lower, upper = (
+        constant + first - sum(inner) / 2
+        for first, inner in (
+            (cross.solution.value, [t.solution.value for t in selves]),
+            (cross.solution.bounds.lower, [t.solution.bounds.upper for t in selves]),
+            (cross.solution.bounds.upper, [t.solution.bounds.lower for t in selves]),
+        )
+    )
+    found = UnbalancedDivergence(min(max(value, lower), upper), Bounds(lower, upper), cross, selves)
+    _warn_unconverged(found, settings)
+    return found
+
+
+def _side(points: Tensor, weights: Tensor, device: torch.device) -> Side:
+    """Return all samples in their order: those without weight have potentials too."""
+    rows = torch.arange(len(points), device=device)
+    return Side(torch.zeros_like(rows), weights.to(device), rows, points.to(device))
+
+
+def _solved(
+    clouds: LabelledClouds, x: Side, y: Side, rho: float, settings: OTDDSettings
+) -> UnbalancedTerm:
+    eps = float(settings.epsilon)
+    made = clouds.fine_problem((x, y, clouds.label_cost), settings, eps)
+    problem = UnbalancedProblem(made.op, made.x.weights, made.y.weights, eps, rho)
+    solving = solve_unbalanced_self if x is y else solve_unbalanced
+    solution = finish(solving(problem, tol=settings.tol, max_passes=settings.max_passes))
+    return UnbalancedTerm(problem, solution, made.x, made.y)
+
+
+def _warn_unconverged(found: UnbalancedDivergence, settings: OTDDSettings) -> None:
+    stopped = [t.solution for t in found.terms if not t.solution.converged]
+    if stopped:
+        limited = any(s.passes + 2 > settings.max_passes for s in stopped)
+        advice = (
+            "raise max_passes or blur"
+            if limited
+            else "rounding at this blur hides smaller errors: raise blur or tol, or pass float64 "
+            "points on the CPU"
+        )
+        warnings.warn(
+            f"the unbalanced solve stopped at a marginal error of "
+            f"{max(s.error for s in stopped):.2e} (tol={settings.tol:g}) after "
+            f"{max(s.passes for s in stopped):,} passes; the value is between "
+            f"{found.bounds.lower:.6g} and {found.bounds.upper:.6g}: {advice}",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def _placed(vector: Tensor, margin: Margin) -> Tensor:
+    """Return a vector in the caller's order."""
+    out = torch.empty_like(vector)
+    out[margin.order] = vector
+    return out
+
+
+class _Unbalanced(torch.autograd.Function):
+    """Value and envelope gradients of S."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        tensors = inputs[:4]
+        found = solve_terms(*inputs)
+        rho, factor, settings = inputs[4:]
+        gradients: list[Tensor | None] = [None] * 4
+        for k in range(4):
+            if ctx.needs_input_grad[k]:
+                # nothing moves S from 0 to first order where both sides are the same
+                zero = found.cross is None
+                value = (
+                    torch.zeros_like(tensors[k])
+                    if zero
+                    else _gradient(k, tensors, found, rho, factor, float(settings.epsilon))
+                )
+                gradients[k] = value.to(tensors[k]).reshape(tensors[k].shape)
+        ctx.save_for_backward(*gradients)
+        return torch.tensor(found.value, dtype=torch.float64, device=tensors[0].device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [g if g is None else upstream.to(g) * g for g in ctx.saved_tensors]
+        return (*scaled, None, None, None)
+
+
+def _gradient(
+    k: int,  # x, y, a or b
+    tensors: tuple[Tensor, ...],
+    found: UnbalancedDivergence,
+    rho: float,
+    factor: float,
+    eps: float,
+) -> Tensor:
+    assert found.cross is not None
+    side = k % 2
+    if k < 2:
+        x, y = tensors[:2]
+        pull = (row_pull, column_pull)[side](found.cross.plan(), x, y, factor)
+        if found.selves:
+            own = tensors[side]
+            # the derivative of half a self term, both of whose sides move, is that of its rows
+            pull = pull - row_pull(found.selves[side].plan(), own, own, factor)
+        return pull
+    bent = (-found.cross.potentials()[side] / rho).exp()
+    if found.selves:
+        # the masses' terms of S cancel
+        return (rho + eps) * ((-found.selves[side].potentials()[0] / rho).exp() - bent)
+    other = tensors[3 - side].double().sum().to(bent.device)
+    return (rho + eps) * (1 - bent) + eps * (other - 1)
