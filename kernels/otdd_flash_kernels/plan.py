@@ -41,7 +41,7 @@ def plan_kernel(
     label_cost,  # (Vx, Vy) float32, base 2
     column_labels,  # (m,) int32
     tiles,  # (tiles, 3) int32: first row, end row, class
-    out,  # (chunk rows, m) float16 weights
+    out,  # (chunk rows, m) float16 or float32 weights
     first,  # row of the chunk's first weights
     n,
     m,
@@ -75,7 +75,7 @@ def plan_kernel(
     place = (row - first).to(tl.int64)[:, None] * m + column[None, :]
     mask = (row < end_row)[:, None] & (column < m)[None, :]
     # nothing overflows where the shift is the softmin; a far shift must not give infinity
-    tl.store(out + place, tl.minimum(weights, 65504.0).to(tl.float16), mask=mask)
+    tl.store(out + place, tl.minimum(weights, 65504.0).to(out.dtype.element_ty), mask=mask)
 
 
 class TritonPlan:
@@ -120,7 +120,7 @@ class TritonPlan:
         out = torch.empty((n, values.shape[1]), dtype=torch.float32, device=self.device)
         height = max(self._launch.tile_rows, CHUNK_ENTRIES // m)
         weights = torch.empty((min(n, height), m), dtype=torch.float16, device=self.device)
-        for begin, end in _chunks(self._bounds, height):
+        for begin, end in chunks_of_tiles(self._bounds, height):
             first, last = int(self._bounds[begin, 0]), int(self._bounds[end - 1, 1])
             self._write(weights, begin, end, first, bias, shift, label_cost, unit)
             product = torch.stack([_product(weights[: last - first], p) for p in parts]).sum(0)
@@ -166,7 +166,7 @@ class TritonPlan:
         )
 
 
-def _chunks(bounds: Tensor, height: int) -> list[tuple[int, int]]:
+def chunks_of_tiles(bounds: Tensor, height: int) -> list[tuple[int, int]]:
     """Group consecutive tiles into chunks of at most ``height`` rows."""
     chunks, begin = [], 0
     for tile in range(1, len(bounds) + 1):

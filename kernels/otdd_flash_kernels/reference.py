@@ -60,3 +60,16 @@ def class_softmin(
         chosen = score[:, pair.column_labels == k]
         parts.append(-eps * torch.logsumexp(chosen, dim=1))
     return torch.stack(parts, dim=1)
+
+
+def plan(
+    pair: CostPair,
+    f: Tensor,  # (n,) potential
+    g: Tensor,  # (m,)
+    a: Tensor,  # (n,) weights
+    b: Tensor,  # (m,)
+    eps: float,
+) -> Tensor:  # (n, m) float64
+    """Return ``a_i b_j exp((f_i + g_j - C_ij) / eps)``."""
+    score = f.double()[:, None] + g.double()[None] - cost_matrix(pair)
+    return a[:, None] * b[None] * (score / eps).exp()
