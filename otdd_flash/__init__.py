@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from otdd_flash.otdd import distance, steps
     from otdd_flash.results import load_result, save
     from otdd_flash.samples_loss import SamplesLoss
+    from otdd_flash.second_order import HVPResult, hvp
     from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "DataError",
     "DatasetNotFoundError",
     "DeviceError",
+    "HVPResult",
     "LabelError",
     "LabelledDataset",
     "OTDDError",
@@ -48,6 +50,7 @@ __all__ = [
     "Transport",
     "WeightError",
     "distance",
+    "hvp",
     "load",
     "load_result",
     "save",
@@ -58,6 +61,8 @@ __all__ = [
 # imported when first used: `otdd --help` must not wait for torch
 _HOME = {
     "load": "datasets",
+    "HVPResult": "second_order",
+    "hvp": "second_order",
     "sinkhorn_divergence": "loss",
     "distance": "otdd",
     "steps": "otdd",

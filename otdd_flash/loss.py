@@ -4,7 +4,8 @@ r"""The debiased divergence as a differentiable loss.
     S = OT_{eps}(x, y) - OT_{eps}(x, x) / 2 - OT_{eps}(y, y) / 2
 
 Gradients are those of the converged value (envelope theorem), computed with the value for the
-inputs that ask for them: the backward pass scales them.
+inputs that ask for them: the backward pass scales them. Under ``create_graph=True`` they can be
+differentiated once more in the points, by Hessian-vector products (see hessian_term.py).
 
 Source: Feydy et al. 2019, "Interpolating between optimal transport and MMD using Sinkhorn
 divergences".
@@ -12,32 +13,16 @@ divergences".
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from otdd_flash.certificate import renumbered
-from otdd_flash.checks import check_points, check_weights
-from otdd_flash.cost import make_side
-from otdd_flash.divergence import (
-    Divergence,
-    LabelledClouds,
-    Term,
-    divergence_steps,
-    warn_unconverged,
-)
-from otdd_flash.errors import DataError, LabelError, SettingsError
-from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
-from otdd_flash.ops import resolve_device
-from otdd_flash.plan import Plan
-from otdd_flash.sinkhorn import finish
+from otdd_flash.cg import CGSettings, warn_unsolved
+from otdd_flash.divergence import Divergence, LabelledClouds
+from otdd_flash.errors import SettingsError
+from otdd_flash.solved import Constants, SolvedDivergence, divergence_inputs
 from otdd_flash.types import OTDDSettings
-
-NONE = torch.zeros((1, 1), dtype=torch.float64)
 
 
 def sinkhorn_divergence(
@@ -57,7 +42,7 @@ def sinkhorn_divergence(
     device: str = "auto",
     memory_budget: int | None = None,
 ) -> Tensor:  # () float64, on the device of x
-    """Return S, differentiable in x, y, a, b and the label costs.
+    """Return S, differentiable in x, y, a, b and the label costs, and twice in x and y.
 
     Args:
         x: points; a tensor that asks for a gradient gets one.
@@ -82,23 +67,10 @@ def sinkhorn_divergence(
     Warns:
         ConvergenceWarning: a marginal error above ``tol`` after ``max_passes``.
 
-    Memory: O((n + m) d); on the CPU a stored cost where it fits the budget.
+    Memory: O((n + m) d); on the CPU a stored cost where it fits the budget. The graph keeps the
+    potentials and the points as the kernels read them.
     """
-    points = [
-        p if isinstance(p, Tensor) and p.ndim else check_points(p, name)
-        for p, name in ((x, "x"), (y, "y"))
-    ]
-    weights = [
-        w if isinstance(w, Tensor) else check_weights(w, len(p), name)
-        for w, p, name in ((a, points[0], "a"), (b, points[1], "b"))
-    ]
-    if not (math.isfinite(factor) and factor > 0):
-        raise SettingsError(f"factor is {factor}, expected a finite number > 0")
-    if (labels is None) != (label_cost is None):
-        raise LabelError("labels and label_cost go together: give both, or neither")
-    ids = labels or tuple(torch.zeros(len(p), dtype=torch.int64) for p in points)
-    costs = tuple(torch.as_tensor(c) for c in label_cost or (NONE, NONE, NONE))
-    asked = OTDDSettings(
+    settings = OTDDSettings(
         epsilon=epsilon,
         tol=tol,
         max_passes=max_passes,
@@ -107,17 +79,25 @@ def sinkhorn_divergence(
         device=device,
         memory_budget=memory_budget,
     )
-    fixed = _Fixed(tuple(torch.as_tensor(i) for i in ids), factor, asked)
-    return _Divergence.apply(*points, *weights, *costs, fixed)
+    tensors, constants = divergence_inputs(
+        x, y, a, b, labels=labels, label_cost=label_cost, factor=factor, settings=settings
+    )
+    return _Divergence.apply(*tensors, constants)
 
 
-@dataclass(frozen=True, eq=False)
-class _Fixed:
-    """What is not differentiated."""
+def solved_loss(
+    tensors: tuple[Tensor, ...],  # x, y, a, b and the label costs xy, xx, yy
+    labels: tuple[Tensor, Tensor],  # (n,) and (m,) int64
+    clouds: LabelledClouds,  # of the values of the tensors
+    result: Divergence,  # solved with keep=True
+    settings: OTDDSettings,
+) -> Tensor:  # () float64
+    """Return S of a problem that is solved as a function of its inputs.
 
-    labels: tuple[Tensor, ...]
-    factor: float
-    settings: OTDDSettings
+    Raises:
+        DataError, LabelError, WeightError: tensors of other shapes.
+    """
+    return _Divergence.apply(*tensors, Constants(labels, clouds.factor, settings, (clouds, result)))
 
 
 class _Divergence(torch.autograd.Function):
@@ -125,116 +105,63 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        tensors, fixed = inputs[:7], inputs[7]
-        work = _Work(tensors, fixed)
+        tensors, constants = inputs[:7], inputs[7]
+        work = SolvedDivergence(tensors, constants)
         needed = ctx.needs_input_grad[:7]
         gradients = [
             work.gradient(k).to(tensor) if need else None
             for k, (need, tensor) in enumerate(zip(needed, tensors, strict=True))
         ]
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(*gradients, *tensors)
+        ctx.hessian = work.hessian()
         return torch.tensor(work.result.value, dtype=torch.float64, device=tensors[0].device)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [g if g is None else upstream.to(g) * g for g in ctx.saved_tensors]
-        return (*scaled, None)
+        gradients, tensors = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        if torch.is_grad_enabled():
+            return (*_Gradient.apply(upstream, *tensors, gradients, ctx.hessian), None)
+        return (*(g if g is None else upstream.to(g) * g for g in gradients), None)
 
 
-class _Work:
-    """A solved divergence and the gradients of its inputs, in the caller's order of rows."""
+class _Gradient(torch.autograd.Function):
+    """The gradients of S as functions of the points."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], fixed: _Fixed) -> None:
-        x, y, a, b, *costs = tensors
-        self.fixed = fixed
-        points = check_points(x, "x"), check_points(y, "y")
-        if points[0].shape[1] != points[1].shape[1]:
-            raise DataError(
-                f"x has {points[0].shape[1]} features, y has {points[1].shape[1]}: "
-                "bring both to one feature space"
+    @staticmethod
+    def forward(ctx: Any, upstream: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+        tensors, gradients, hessian = inputs[:7], inputs[7], inputs[8]
+        ctx.set_materialize_grads(False)
+        # the points, so that autograd refuses those that were changed in place meanwhile
+        ctx.save_for_backward(upstream, *gradients, *tensors[:2])
+        ctx.hessian = hessian
+        return tuple(g if g is None else upstream.to(g) * g for g in gradients)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *moves: Tensor | None) -> tuple[Tensor | None, ...]:
+        upstream, *gradients, x, y = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if any(move is not None for move in moves[2:]) or any(needed[3:8]):
+            raise SettingsError(
+                "second derivatives of the divergence are known in x and y only; pass weights and "
+                "label costs that require no gradient (a.detach()), or do not differentiate twice"
             )
-        self.shapes = x.shape, y.shape
-        self.points = points
-        self.weights = check_weights(a, len(x), "a"), check_weights(b, len(y), "b")
-        for block, shape in zip(costs, ((0, 1), (0, 0), (1, 1)), strict=True):
-            want = tuple(len(costs[1 + k]) for k in shape)
-            if tuple(block.shape) != want or not bool(torch.isfinite(block).all()):
-                raise LabelError(
-                    f"a label cost has shape {tuple(block.shape)}, expected {want}, finite: "
-                    "(Vx, Vy), (Vx, Vx), (Vy, Vy)"
-                )
-        for ids, p, cost, name in zip(
-            fixed.labels, points, (costs[1], costs[2]), "xy", strict=True
-        ):
-            wrong = ids.shape != (len(p),) or ids.dtype != torch.int64
-            if wrong or int(ids.min()) < 0 or int(ids.max()) >= len(cost):
-                raise LabelError(
-                    f"labels of {name} have shape {tuple(ids.shape)} and values "
-                    f"{int(ids.min())}..{int(ids.max())}; expected ({len(p)},) int64 ids below "
-                    f"{len(cost)}"
-                )
-        device = x.device if x.is_cuda and fixed.settings.device == "auto" else None
-        self.device = device or resolve_device(fixed.settings.device)
-        sides = [
-            make_side(p, ids.to(p.device), w.to(p.device), self.device)
-            for p, ids, w in zip(points, fixed.labels, self.weights, strict=True)
-        ]
-        xy, xx, yy = (c.detach().to(self.device, torch.float64) for c in costs)
-        self.clouds = LabelledClouds(sides[0], sides[1], xy, xx, yy, fixed.factor)
-        self.result: Divergence = finish(
-            divergence_steps(self.clouds, fixed.settings, certify=False, keep=True)
+        along = None
+        if needed[0]:
+            along = torch.zeros_like(upstream)
+            for move, gradient in zip(moves, gradients, strict=True):
+                if move is not None:
+                    along += (move * gradient).sum().to(along)
+        if not any(needed[1:3]) or moves[0] is None and moves[1] is None:
+            return (along, *(None,) * 9)
+        flat = (m if m is None else m.reshape(len(m), -1) for m in moves[:2])
+        settings = CGSettings()
+        *outs, solve = ctx.hessian.product(
+            *flat, rows=needed[1], columns=needed[2], settings=settings
         )
-        warn_unconverged(self.result, fixed.settings)
-
-        sizes = len(x), len(y)
-        self.cross = self._plan(self.result.cross, (0, 1), sizes)
-        self.inner = [
-            self._plan(term, (k, k), (sizes[k], sizes[k]))
-            for k, term in enumerate(self.result.selves)
-        ]
-
-    def _plan(self, term: Term, sides: tuple[int, int], sizes: tuple[int, int]) -> Plan:
-        problem = term.problem
-        assert problem is not None
-        x, y = ((problem.x, problem.y)[k] for k in sides)
-        budget = self.fixed.settings.memory_budget
-        classes = self.result.classes if sides[1] else None
-        return Plan(
-            problem.op.pair, term.solution, self.result.epsilon, x, y, sizes, budget, classes
+        warn_unsolved(solve, settings)
+        scaled = (
+            h if h is None else (upstream.to(h) * h).to(p).reshape(p.shape)
+            for h, p in zip(outs, (x, y), strict=True)
         )
-
-    def gradient(self, k: int) -> Tensor:
-        """Return the gradient of input k: x, y, a, b, or the label cost xy, xx or yy."""
-        x, y = self.points
-        unit = self.fixed.factor
-        # the derivative of half a self term, both of whose sides move, is that of its rows alone
-        if k == 0:
-            return self._debiased(row_pull(self.cross, x, y, unit), 0, self._inner_pull)
-        if k == 1:
-            return self._debiased(column_pull(self.cross, x, y, unit), 1, self._inner_pull)
-        if k == 2:
-            return self._debiased(row_potential(self.cross), 0, self._inner_potential)
-        if k == 3:
-            return self._debiased(column_potential(self.cross), 1, self._inner_potential)
-        if k == 4:
-            return self.cross.class_mass()
-        size = (self.clouds.label_cost_x, self.clouds.label_cost_y)[k - 5]
-        if not self.inner:
-            return torch.zeros_like(size)
-        mass = self.inner[k - 5].class_mass()
-        if k == 6 and self.result.classes is not None:
-            # the rows of a matched pair are numbered as x's classes
-            mass = renumbered(mass.mT, self.result.classes).mT
-        return mass / -2
-
-    def _debiased(self, value: Tensor, k: int, inner: Callable[[int], Tensor]) -> Tensor:
-        return (value - inner(k) if self.inner else value).reshape(
-            self.shapes[k] if value.ndim == 2 else value.shape
-        )
-
-    def _inner_pull(self, k: int) -> Tensor:
-        return row_pull(self.inner[k], self.points[k], self.points[k], self.fixed.factor)
-
-    def _inner_potential(self, k: int) -> Tensor:
-        return row_potential(self.inner[k])
+        return (along, *scaled, *(None,) * 7)

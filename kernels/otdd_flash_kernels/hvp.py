@@ -62,7 +62,8 @@ def transport_kernel(
     klass = tl.load(tiles + tile * 3 + 2)
     label_cost += klass.to(tl.int64) * n_classes
     row = first_row + tl.arange(0, BM)
-    shift = tl.load(row_shift + row, mask=row < end_row, other=0.0)
+    # what lies beyond the tile weighs nothing, so that nothing overflows
+    shift = tl.load(row_shift + row, mask=row < end_row, other=float("-inf"))
     slices: tl.constexpr = 2 if WIDE else 1
     rows = described(rows, slices * n, d, BM, BK)
     columns = described(columns, slices * m, d, BN, BK)

@@ -70,7 +70,7 @@ def plan_kernel(
     column = j + tl.arange(0, BN)
     label_cost += klass.to(tl.int64) * n_classes
     bias = column_bias(u, label_cost, column_labels, column, m)
-    shift = tl.load(row_shift + row, mask=row < end_row, other=0.0)
+    shift = tl.load(row_shift + row, mask=row < end_row, other=float("-inf"))
     weights = tl.exp2(dots.to(tl.float32) * slope + bias[None, :] + shift[:, None])
     place = (row - first).to(tl.int64)[:, None] * m + column[None, :]
     mask = (row < end_row)[:, None] & (column < m)[None, :]
