@@ -10,6 +10,7 @@ import click
 
 from otdd_flash.cli.announce import LONG_SECONDS, long_run
 from otdd_flash.cli.errors import debug_option
+from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -60,79 +61,21 @@ def compute(**options: Any) -> None:
     settings = settings_of(options)
     check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))
-    say = _silent if options["quiet"] else _say
-    src, tgt = _load(options, bars, say)
+    tell = silent if options["quiet"] else say
+    src, tgt = load_pair(options, bars, tell)
 
     from otdd_flash.otdd import estimate_seconds, steps
 
     if (seconds := estimate_seconds(src, tgt, settings)) > LONG_SECONDS:
-        say(long_run(seconds, src, tgt, settings))
-    result, warned = _run(steps(src, tgt, settings), bars)
+        tell(long_run(seconds, src, tgt, settings))
+    result, warned = drive(steps(src, tgt, settings), bars)
     try:
         _write(result, src, tgt, options)
     finally:
         # a full disk must not cost the result
         _print(result, options["as_json"])
     for text in warned:
-        _say(f"Warning: not converged: {text}")
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
-def _silent(line: str) -> None:
-    pass
-
-
-def _load(options: dict[str, Any], bars: Bars, say: Any) -> tuple[LabelledDataset, LabelledDataset]:
-    """Load both datasets and announce what was sampled."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from otdd_flash.datasets import load
-    from otdd_flash.ops import warm_up
-    from otdd_flash.results import sampled
-    from otdd_flash.types import Progress
-
-    keywords = {key: options[key] for key in ("data_root", "split", "max_samples", "seed")}
-    loaded = []
-    # decompressing two datasets and starting a GPU take a second each: side by side
-    with ThreadPoolExecutor(3) as threads:
-        threads.submit(warm_up, options["device"])
-        names = dict.fromkeys((options["source"], options["target"]))
-        coming = {name: threads.submit(load, name, **keywords) for name in names}
-        try:
-            for k, side in enumerate(("source", "target")):
-                bars.show(Progress("load", k, 2, options[side]))
-                loaded.append(coming[options[side]].result())
-            bars.show(Progress("load", 2, 2, ""))
-        finally:
-            bars.close()
-    for dataset in loaded:
-        if sampled(dataset.provenance):
-            say(f"{dataset.name}: {sampled(dataset.provenance)}")
-    return loaded[0], loaded[1]
-
-
-def _run(steps: Any, bars: Bars) -> tuple[OTDDResult, list[str]]:
-    """Drive the computation; return the result and its warnings, which are told after it."""
-    import warnings
-
-    from otdd_flash.errors import ConvergenceWarning
-
-    texts: dict[str, None] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", ConvergenceWarning)
-        show = warnings.showwarning
-
-        def keep(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, ConvergenceWarning):
-                texts[str(message)] = None
-            else:
-                show(message, category, *where, **more)
-
-        warnings.showwarning = keep
-        return bars.drive(steps), list(texts)
+        say(f"Warning: not converged: {text}")
 
 
 def _write(
