@@ -67,7 +67,7 @@ def solved(x: Tensor, y: Tensor, share: float, budget: int | None) -> SolvedDive
     """Solve the cross term on the device of the points, eps a share of the mean cost."""
     device = f"cuda:{x.device.index or 0}" if x.is_cuda else "cpu"
     settings = OTDDSettings(
-        epsilon=f"{100 * share}%", tol=1e-5, debias=False, device=device, memory_budget=budget
+        epsilon=f"{100 * share}%", tol=2e-6, debias=False, device=device, memory_budget=budget
     )
     tensors, constants = divergence_inputs(
         x, y, None, None, labels=None, label_cost=None, factor=1.0, settings=settings
