@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,23 +66,22 @@ def check_dimensions(src: LabelledDataset, tgt: LabelledDataset) -> None:
 
 
 def normalisation(
-    src: LabelledDataset,
-    tgt: LabelledDataset,
+    datasets: Sequence[LabelledDataset],
     normalize: str,  # none | unit | mnist
-) -> tuple[Tensor, Tensor, float]:  # both points and the factor that remains for lengths
+) -> tuple[list[Tensor], float]:  # the points of each and the factor that remains for lengths
     """Return points and the factor of lengths that normalise them.
 
     ``unit`` divides 8-bit images by 255 and leaves floats as they are; ``mnist`` subtracts 0.1307
-    and divides by 0.3081 after that (the shift moves both sides alike, so only the factor counts).
-    8-bit points stay integers: the factor goes into the cost.
+    and divides by 0.3081 after that (the shift moves all sides alike, so only the factor counts).
+    8-bit points stay integers, unless others are floats: the factor goes into the cost.
 
     Raises:
         SettingsError: wider integers, for which there is no such convention.
     """
+    points = [dataset.points for dataset in datasets]
     if normalize == "none":
-        return src.points, tgt.points, 1.0
-    points = [src.points, tgt.points]
-    for dataset in (src, tgt):
+        return points, 1.0
+    for dataset in datasets:
         if dataset.points.dtype != torch.uint8 and not dataset.points.is_floating_point():
             raise SettingsError(
                 f"normalize={normalize!r} is for 8-bit images and floats; {dataset.name} holds "
@@ -89,9 +89,8 @@ def normalisation(
             )
     factor = 1.0 if normalize == "unit" else 1.0 / MNIST_STD
     if all(p.dtype == torch.uint8 for p in points):
-        return points[0], points[1], factor / 255.0
-    pixels = [p.to(torch.float32) / 255.0 if p.dtype == torch.uint8 else p for p in points]
-    return pixels[0], pixels[1], factor
+        return points, factor / 255.0
+    return [p.float() / 255.0 if p.dtype == torch.uint8 else p for p in points], factor
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,12 +190,13 @@ def _watch(stage: str, solving: Solve) -> Generator[Progress, None, Solution]:
         yield Progress(stage, state.passes, None, note, {"error": state.error, "eps": state.eps})
 
 
-def _self_term(
+def self_term_steps(
     problem: Problem,
     stage: str,
     eps: float,
     settings: OTDDSettings,
 ) -> Generator[Progress, None, Term]:
+    """Solve the problem of a side against itself."""
     weights = problem.x.weights
     solving = solve_symmetric(
         problem.op,
@@ -237,6 +238,7 @@ def divergence_steps(
     settings: OTDDSettings,
     *,
     start: Tensor | None = None,  # (m,) g of a problem nearby, in the order of y's rows
+    selves: tuple[Term, Term] | None = None,  # the self terms if they are solved, at the same eps
     certify: bool = True,  # bounds of the unregularised cost and the class mass: three passes
     keep: bool = False,  # the terms keep their problems, for gradients
 ) -> Generator[Progress, None, Divergence]:
@@ -253,28 +255,30 @@ def divergence_steps(
     problem = clouds.fine_problem(parts, settings, eps, problem)
     if matching is not None:
         problem = replace(problem, y=_counterpart(problem.x, clouds, matching))
-    selves: tuple[Term, ...] = ()
+    own: tuple[Term, ...] = ()
     if matching is not None:
         # the cross term is the self term: S is 0 by definition, whatever eps and tolerance
-        cross = yield from _self_term(problem, "solve", eps, settings)
+        cross = yield from self_term_steps(problem, "solve", eps, settings)
     else:
-        if settings.debias:
+        if settings.debias and selves is not None:
+            own = selves
+        elif settings.debias:
             inside = (
                 ("self source", x, clouds.label_cost_x),
                 ("self target", y, clouds.label_cost_y),
             )
             for stage, side, label_cost in inside:
                 inner = clouds.fine_problem((side, side, label_cost), settings, eps)
-                term = yield from _self_term(inner, stage, eps, settings)
-                selves += (replace(term, problem=inner if keep else None),)
+                term = yield from self_term_steps(inner, stage, eps, settings)
+                own += (replace(term, problem=inner if keep else None),)
                 # frees a stored cost before the next is made
                 del inner
         warm = None if start is None else _centred(start[problem.y.order], problem, eps)
         cross = yield from _cross_term(problem, eps, settings, warm)
     cross = replace(cross, problem=problem if keep else None)
     if matching is not None and settings.debias:
-        selves = (cross, cross)
-    value, bounds = _debiased(cross, selves, exact_zero=matching is not None and settings.debias)
+        own = (cross, cross)
+    value, bounds = _debiased(cross, own, exact_zero=matching is not None and settings.debias)
     transport = mass = None
     if certify:
         a, b = problem.x.weights, problem.y.weights
@@ -290,7 +294,7 @@ def divergence_steps(
         value=value,
         bounds=bounds,
         cross=cross,
-        selves=selves,
+        selves=own,
         epsilon=eps,
         mean_cost=mean_cost,
         transport=transport,

@@ -15,13 +15,17 @@ import resource
 import sys
 import time
 from collections.abc import Generator
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import LabelCost, label_cost
+from otdd_flash.bures import label_cost
 from otdd_flash.certificate import quantization_bound
-from otdd_flash.cost import Margin, Side, check_dimensions, make_side, normalisation
+from otdd_flash.confidence import Confidence, bootstrap_steps, floor_steps
+from otdd_flash.cost import check_dimensions
+from otdd_flash.differentiable import attached_loss, check_differentiable
 from otdd_flash.divergence import (
     Divergence,
     LabelledClouds,
@@ -29,14 +33,14 @@ from otdd_flash.divergence import (
     warn_unconverged,
 )
 from otdd_flash.errors import SettingsError
-from otdd_flash.gaussians import class_laws
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
+from otdd_flash.prepared import Prepared, clouds_of, prepare_steps, units
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import versions
 from otdd_flash.types import (
-    DatasetSummary,
     LabelledDataset,
+    NoiseFloor,
     OTDDResult,
     OTDDSettings,
     Progress,
@@ -46,6 +50,8 @@ from otdd_flash.types import (
 # seconds for one entry of the cost, as `scripts/bench_cpu.py` and `scripts/bench_gpu.py` measure
 CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 0.7e-9, 2e-11, 2.5e-15
 USUAL_PASSES = 40
+
+Value = TypeVar("Value")
 
 
 def distance(
@@ -65,6 +71,8 @@ def distance(
     device: str = "auto",
     memory_budget: int | None = None,
     start: Tensor | None = None,
+    differentiable: bool = False,
+    confidence: Confidence | None = None,
     settings: OTDDSettings | None = None,
 ) -> OTDDResult:
     """Return the dataset distance with its bounds.
@@ -86,7 +94,10 @@ def distance(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         memory_budget: bytes for a stored cost; None: half of what is free.
         start: (m,) dual potential g to begin with, from a problem nearby (``result.g``).
-        settings: all of the above but ``start`` as one object, instead of keywords.
+        differentiable: give the result a ``loss``, S as a function of the points and weights that
+            ask for gradients, through the label cost too. eps counts as a constant.
+        confidence: resamples for an interval of S, and the noise floor of both datasets.
+        settings: ``epsilon`` to ``memory_budget`` as one object, instead of keywords.
 
     Raises:
         DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
@@ -112,7 +123,16 @@ def distance(
     )
     if settings is not None and given != OTDDSettings():
         raise SettingsError("give settings as one object or as keywords, not both")
-    return finish(steps(src, tgt, settings or given, start=start))
+    return finish(
+        steps(
+            src,
+            tgt,
+            settings or given,
+            start=start,
+            differentiable=differentiable,
+            confidence=confidence,
+        )
+    )
 
 
 def steps(
@@ -121,38 +141,68 @@ def steps(
     settings: OTDDSettings,
     *,
     start: Tensor | None = None,
+    differentiable: bool = False,
+    confidence: Confidence | None = None,
 ) -> Generator[Progress, None, OTDDResult]:
     """Compute as :func:`distance` does, yielding progress to whoever shows it."""
     clock = _Clock()
     check_dimensions(src, tgt)
+    if differentiable:
+        check_differentiable(src, tgt)
     device = resolve_device(settings.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    used = [_weighted(dataset) for dataset in (src, tgt)]
-    yield Progress("prepare", 0, 1)
-    x_points, y_points, factor = normalisation(used[0], used[1], settings.normalize)
-    x = make_side(x_points, used[0].labels, used[0].weights, device)
-    y = make_side(y_points, used[1].labels, used[1].weights, device)
-    yield Progress("prepare", 1, 1)
-    clock.lap("prepare")
-    costs = yield from _label_costs((x, y), factor, settings)
-    unit = settings.cost_scale * settings.lambda_x * factor**2
-    clouds = LabelledClouds(x, y, costs.xy, costs.xx, costs.yy, unit)
+    x, y = yield from clock.timed(prepare_steps((src, tgt), settings, device, more=1))
+    costs = label_cost(x.laws, y.laws)
+    yield Progress("class laws", 3, 3)
+    clouds = clouds_of(x, y, costs, settings)
     clock.lap("class laws")
     if start is not None:
-        start = _checked_start(start, tgt, used[1], device)
-    walk = divergence_steps(clouds, settings, start=start)
-    while True:
-        try:
-            state = next(walk)
-        except StopIteration as done:
-            divergence: Divergence = done.value
-            break
-        clock.stage(state.stage)
-        yield state
-    clock.stage("end")
+        start = _checked_start(start, y, device)
+    divergence = yield from clock.timed(
+        divergence_steps(clouds, settings, start=start, keep=differentiable)
+    )
     warn_unconverged(divergence, settings)
-    return _result(src, tgt, used, clouds, divergence, settings, device, clock)
+    loss = None
+    if differentiable:
+        loss = attached_loss(
+            [x.used, y.used],
+            (x.points, y.points),
+            (x.laws, y.laws),
+            costs,
+            units(x, settings)[1],
+            clouds,
+            divergence,
+            settings,
+        )
+        clock.lap("gradients")
+    result = _result(x, y, clouds, divergence, settings, device, clock, loss)
+    if confidence is None:
+        return result
+    return (yield from _confident(result, x, y, clouds, divergence, confidence, clock))
+
+
+def _confident(
+    result: OTDDResult,
+    x: Prepared,
+    y: Prepared,
+    clouds: LabelledClouds,
+    divergence: Divergence,
+    confidence: Confidence,
+    clock: _Clock,
+) -> Generator[Progress, None, OTDDResult]:
+    """Add the interval and the noise floors that were asked for."""
+    settings = result.settings
+    if confidence.bootstrap:
+        found = yield from clock.timed(bootstrap_steps(clouds, divergence, settings, confidence))
+        result = replace(result, interval=found)
+    if confidence.noise_floor:
+        floors: tuple[NoiseFloor, ...] = ()
+        for side in (x, y):
+            walk = floor_steps(side.dataset, divergence.epsilon, settings, confidence.seed)
+            floors += ((yield from clock.timed(walk)),)
+        result = replace(result, noise_floor=floors)
+    return replace(result, seconds={**clock.seconds, "total": clock.total()})
 
 
 class _Clock:
@@ -173,102 +223,53 @@ class _Clock:
         self.lap(stage if stage != "end" else self._open or "prepare")
         self._open = stage
 
+    def timed(self, walk: Generator[Progress, None, Value]) -> Generator[Progress, None, Value]:
+        """Pass on the progress of a walk, its time counted to the stages that report."""
+        while True:
+            try:
+                state = next(walk)
+            except StopIteration as done:
+                self.stage("end")
+                return done.value
+            self.stage(state.stage)
+            yield state
+
     def total(self) -> float:
         return time.perf_counter() - self._begin
 
 
-def _weighted(dataset: LabelledDataset) -> LabelledDataset:
-    """Drop samples of weight zero, and the classes that only they have."""
-    positive = dataset.weights > 0
-    return dataset if bool(positive.all()) else dataset.subset(positive.nonzero()[:, 0])
-
-
-def _label_costs(
-    sides: tuple[Side, Side],
-    factor: float,
-    settings: OTDDSettings,
-) -> Generator[Progress, None, LabelCost]:
-    """Return the label costs in units of the cost."""
-    yield Progress("class laws", 0, 3)
-    laws = []
-    for k, side in enumerate(sides):
-        laws.append(
-            class_laws(side.points, side.labels, side.weights, kind=settings.label_distance)
-        )
-        yield Progress("class laws", k + 1, 3)
-    costs = label_cost(laws[0], laws[1])
-    yield Progress("class laws", 3, 3)
-    unit = settings.cost_scale * settings.lambda_y * factor**2
-    return LabelCost(*(block * unit for block in costs))
-
-
 def _checked_start(
     start: Tensor,
-    tgt: LabelledDataset,
-    used: LabelledDataset,
+    tgt: Prepared,
     device: torch.device,
 ) -> Tensor:  # (m',) for the rows that carry weight
-    start = torch.as_tensor(start).detach().to("cpu", torch.float64)
-    if start.shape != (len(tgt),) or not torch.isfinite(start[_rows_of(tgt, used)]).all():
+    start, size = torch.as_tensor(start).detach().to("cpu", torch.float64), len(tgt.dataset)
+    if start.shape != (size,) or not torch.isfinite(start[tgt.rows]).all():
         raise SettingsError(
-            f"start has shape {tuple(start.shape)}, expected ({len(tgt)},) finite numbers: the "
+            f"start has shape {tuple(start.shape)}, expected ({size},) finite numbers: the "
             "g of a result for the same target"
         )
-    return start[_rows_of(tgt, used)].to(device)
-
-
-def _rows_of(dataset: LabelledDataset, used: LabelledDataset) -> Tensor:
-    """Return the rows of the dataset that carry weight."""
-    if used is dataset:
-        return torch.arange(len(dataset))
-    return (dataset.weights > 0).nonzero()[:, 0].cpu()
-
-
-def _in_dataset(margin: Margin, dataset: LabelledDataset, used: LabelledDataset) -> Margin:
-    """Return a margin whose order counts all rows of the dataset, those without weight too."""
-    rows = _rows_of(dataset, used).to(margin.order.device)
-    return Margin(margin.labels, margin.weights, rows[margin.order])
-
-
-def _unsorted(
-    potential: Tensor,  # (n',) in the order of the margin
-    margin: Margin,  # in the dataset
-    size: int,
-) -> Tensor:  # (n,) in the caller's order, NaN where a sample has weight zero
-    out = torch.full((size,), torch.nan, dtype=torch.float64)
-    out[margin.order.cpu()] = potential.cpu()
-    return out
+    return start[tgt.rows].to(device)
 
 
 def _result(
-    src: LabelledDataset,
-    tgt: LabelledDataset,
-    used: list[LabelledDataset],
+    src: Prepared,
+    tgt: Prepared,
     clouds: LabelledClouds,
     divergence: Divergence,
     settings: OTDDSettings,
     device: torch.device,
     clock: _Clock,
+    loss: Tensor | None,
 ) -> OTDDResult:
     assert divergence.transport is not None and divergence.mass is not None
     solution, transport = divergence.cross.solution, divergence.transport
-    x, y = (
-        _in_dataset(margin, dataset, kept)
-        for margin, dataset, kept in zip(
-            (divergence.x, divergence.y), (src, tgt), used, strict=True
-        )
-    )
-    notes = [
-        f"{dataset.name}: {len(dataset) - len(kept):,} samples of weight zero carry no mass; "
-        "their potentials are NaN"
-        for dataset, kept in zip((src, tgt), used, strict=True)
-        if kept is not dataset
-    ]
+    notes = [*src.notes, *tgt.notes]
     if divergence.mean_cost <= 0:
         notes.append("all costs are zero: every sample of both datasets is the same point")
     return OTDDResult(
-        source=_summary(src, used[0]),
-        target=_summary(tgt, used[1]),
+        source=src.summary,
+        target=tgt.summary,
         distance=max(divergence.value, 0.0) ** 0.5,
         squared=divergence.value,
         squared_bounds=(divergence.bounds.lower, divergence.bounds.upper),
@@ -281,8 +282,8 @@ def _result(
         self_passes=tuple(t.solution.passes for t in divergence.selves) or (0, 0),  # type: ignore[arg-type]
         label_cost=clouds.label_cost.cpu(),
         class_mass=divergence.mass.cpu(),
-        f=_unsorted(solution.f, x, len(src)),
-        g=_unsorted(solution.g, y, len(tgt)),
+        f=src.unsorted(solution.f, divergence.x),
+        g=tgt.unsorted(solution.g, divergence.y),
         quantization_error=quantization_bound(transport.upper, divergence.moved),
         seconds={**clock.seconds, "total": clock.total()},
         peak_memory_bytes=_peak_memory(device),
@@ -294,23 +295,13 @@ def _result(
             divergence.pair,
             solution,
             divergence.epsilon,
-            x,
-            y,
-            (len(src), len(tgt)),
+            src.margin(divergence.x),
+            tgt.margin(divergence.y),
+            (len(src.dataset), len(tgt.dataset)),
             settings.memory_budget,
             divergence.classes,
         ),
-    )
-
-
-def _summary(dataset: LabelledDataset, used: LabelledDataset) -> DatasetSummary:
-    return DatasetSummary(
-        dataset.name,
-        len(dataset),
-        dataset.dimension,
-        used.classes,
-        used.class_names,
-        dataset.provenance,
+        loss=loss,
     )
 
 

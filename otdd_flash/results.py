@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
+from otdd_flash.archive import plain, read_archive, write_archive
+from otdd_flash.types import OTDDResult, OTDDSettings
 
-from otdd_flash.errors import DataError, OTDDError
-from otdd_flash.files import written_whole
-from otdd_flash.types import DatasetSummary, OTDDResult, OTDDSettings, Transport
-
-# layout of the npz file; raised when a reader of the old layout would misread the new one
-FORMAT = 1
-ARRAYS = ("label_cost", "class_mass", "f", "g")
-# not in the header: the arrays, and the plan, which needs the points
-LEFT_OUT = (*ARRAYS, "plan")
+# what a file can hold, by the name in its header
+KINDS: dict[str, type] = {"distance": OTDDResult}
 # source classes listed in the table; the rest is in the JSON
 TABLE_ROWS = 30
 # width of the first column of the table
 LABEL = 11
-
-
-def plain(value: Any, finite: bool = True) -> Any:
-    """Return ``value`` in JSON's own types; ``finite`` turns NaN and infinity into None."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # not asdict: it deep-copies tensors
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: plain(getattr(value, name), finite) for name in names}
-    if isinstance(value, dict):
-        return {str(key): plain(item, finite) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item, finite) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) or not finite else None
-    return str(value)
 
 
 def to_json(result: OTDDResult) -> dict[str, Any]:
@@ -63,65 +30,27 @@ def to_json(result: OTDDResult) -> dict[str, Any]:
     return {key: plain(getattr(result, key)) for key in keys.split()}
 
 
-def save(result: OTDDResult, path: str | Path) -> None:
-    """Write a result, potentials included, as an npz file that is read without pickle.
+def save(result: Any, path: str | Path) -> None:
+    """Write a result of any kind as an npz file that is read without pickle.
 
-    The arrays are ``label_cost``, ``class_mass``, ``f`` and ``g`` (float64); everything else,
-    settings and versions included, is JSON text in the 0-d array ``header``.
+    Its tensors are arrays of the file, for a distance ``label_cost``, ``class_mass``, ``f`` and
+    ``g`` (float64); everything else, settings and versions included, is JSON text in the 0-d array
+    ``header``.
 
     Raises:
         OSError: the file cannot be written; what was there before stays.
     """
-    names = [field.name for field in dataclasses.fields(result) if field.name not in LEFT_OUT]
-    header = {"format": FORMAT, **{name: plain(getattr(result, name), False) for name in names}}
-    arrays: dict[str, Any] = {
-        name: getattr(result, name).detach().cpu().double().numpy() for name in ARRAYS
-    }
-    with written_whole(path) as file:
-        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+    kind = next(name for name, made in KINDS.items() if isinstance(result, made))
+    write_archive(result, kind, path)
 
 
-def load_result(path: str | Path) -> OTDDResult:
-    """Read a result that :func:`save` wrote.
+def load_result(path: str | Path) -> Any:
+    """Read a result that :func:`save` wrote, as what it was.
 
     Raises:
         DataError: no such file, or a file that is not a whole result.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            header = json.loads(str(archive["header"]))
-            arrays: dict[str, Any] = {k: torch.from_numpy(archive[k]) for k in ARRAYS}
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path}: not a whole result of otdd-flash; write one with `otdd compute --output`"
-        ) from error
-    version = header.pop("format", None)
-    if version != FORMAT:
-        raise DataError(
-            f"{path}: result file of format {version}, this version of otdd-flash reads {FORMAT}"
-        )
-    try:
-        return OTDDResult(**_revived(header), **arrays)
-    except (KeyError, TypeError, OTDDError) as error:
-        raise DataError(
-            f"{path}: written by another version of otdd-flash ({error}); compute it again"
-        ) from error
-
-
-def _revived(header: dict[str, Any]) -> dict[str, Any]:
-    """Turn the lists and objects of the header back into the fields' own types."""
-    fields = dict(header)
-    for side in ("source", "target"):
-        summary = dict(fields[side])
-        summary["class_names"] = tuple(summary["class_names"])
-        fields[side] = DatasetSummary(**summary)
-    fields["transport"] = Transport(**fields["transport"])
-    fields["settings"] = OTDDSettings(**fields["settings"])
-    for name in ("squared_bounds", "self_passes", "notes"):
-        fields[name] = tuple(fields[name])
-    return fields
+    return read_archive(path, KINDS)
 
 
 def conventions(settings: OTDDSettings) -> str:
@@ -153,7 +82,11 @@ def sampled(provenance: dict[str, Any]) -> str:
 
 def summary(result: OTDDResult) -> str:
     """Return the table that the command prints, without a final line break."""
-    parts = [_datasets(result), _values(result), _classes(result), _machine(result)]
+    values, machine = (
+        [f"{name:<{LABEL}}{text}" for name, text in rows]
+        for rows in (evidence(result), machine_facts(result))
+    )
+    parts = [_datasets(result), values, _classes(result), machine]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -170,7 +103,8 @@ def _datasets(result: OTDDResult) -> list[str]:
     return lines
 
 
-def _values(result: OTDDResult) -> list[str]:
+def evidence(result: OTDDResult) -> list[tuple[str, str]]:
+    """Return the values of a result and what vouches for them, each with its name."""
     low, high = result.squared_bounds
     transport = result.transport
     settings = result.settings
@@ -183,7 +117,7 @@ def _values(result: OTDDResult) -> list[str]:
         ("distance", f"{result.distance:.7g} = sqrt(squared)"),
         ("squared", f"{result.squared:.7g} ({kind}), between {low:.7g} and {high:.7g}"),
         ("transport", f"lower {transport.lower:.7g} <= OT <= upper {transport.upper:.7g}"),
-        ("", f"entropic {transport.entropic:.7g}"),
+        ("entropic", f"{transport.entropic:.7g}, of the regularised plan"),
         ("epsilon", f"{result.epsilon:.5g} ({given} the mean cost {result.mean_cost:.5g})"),
         (
             "marginals",
@@ -196,8 +130,7 @@ def _values(result: OTDDResult) -> list[str]:
             ("stored as", f"integers, which moves OT by <= {result.quantization_error:.1e}")
         )
     rows.append(("where", conventions(settings)))
-    lines = [f"{name:<{LABEL}}{text}" for name, text in rows]
-    return lines + [f"{'note':<{LABEL}}{note}" for note in result.notes]
+    return rows + [("note", note) for note in result.notes]
 
 
 def _classes(result: OTDDResult) -> list[str]:
@@ -217,13 +150,11 @@ def _classes(result: OTDDResult) -> list[str]:
     return lines
 
 
-def _machine(result: OTDDResult) -> list[str]:
+def machine_facts(result: OTDDResult) -> list[tuple[str, str]]:
+    """Return what a result took, and where, each with its name."""
     stages = ", ".join(f"{name} {value:.2f}" for name, value in result.seconds.items())
     memory = bytes_text(result.peak_memory_bytes)
-    return [
-        f"{'seconds':<{LABEL}}{stages}",
-        f"{'memory':<{LABEL}}{memory} at the peak, on {result.device}",
-    ]
+    return [("seconds", stages), ("memory", f"{memory} at the peak, on {result.device}")]
 
 
 def bytes_text(count: float) -> str:

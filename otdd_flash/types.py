@@ -20,6 +20,9 @@ from otdd_flash.labels import check_names, class_ids
 class LabelledDataset:
     """Points with a class each: what distances are taken between.
 
+    ``points`` and ``weights`` are plain values; where tensors came that ask for gradients,
+    ``graph`` leads back to them, for ``distance(..., differentiable=True)``.
+
     Args:
         points: (n, ...) numbers; uint8 stays uint8, trailing axes are flattened to d features.
         labels: (n,) integers, strings, bools or integral floats, gaps allowed; ``None``: one class.
@@ -40,6 +43,7 @@ class LabelledDataset:
     name: str
     sample_shape: tuple[int, ...]
     provenance: dict[str, Any]
+    graph: tuple[Tensor, Tensor]  # points (n, d) and weights (n,) with what they were made of
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class LabelledDataset:
         sample_shape: Sequence[int] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
+        given = points
         points = dense_points(points, name)
         shape = tuple(points.shape)[1:] or (1,)
         flat = check_points(points, name)
@@ -70,14 +75,16 @@ class LabelledDataset:
                 f"{name}: provenance is {shown(provenance)}, expected a dict such as "
                 '{"split": "train"}'
             )
+        masses = check_weights(weights, n, name).to(flat.device)
         values = {
             "points": flat,
             "labels": ids.to(flat.device),
             "class_names": names,
-            "weights": check_weights(weights, n, name).to(flat.device),
+            "weights": masses,
             "name": name,
             "sample_shape": shape,
             "provenance": dict(provenance or {}),
+            "graph": (_with_graph(given, flat), _with_graph(weights, masses)),
         }
         for key, value in values.items():
             object.__setattr__(self, key, value)
@@ -101,14 +108,14 @@ class LabelledDataset:
         **provenance: Any,  # added to the provenance
     ) -> LabelledDataset:
         """Return the chosen rows; weights are renormalised, classes that vanish are dropped."""
-        weights = self.weights[rows]
-        total = float(weights.sum())
+        points, weights = self.graph
+        total = float(self.weights[rows].sum())
         if total <= 0:
             raise WeightError(f"{self.name}: the chosen rows have no weight")
         return LabelledDataset(
-            self.points[rows],
+            points[rows],
             self.labels[rows],
-            weights=weights / total,
+            weights=weights[rows] / total,
             name=self.name,
             class_names=self.class_names,
             sample_shape=self.sample_shape,
@@ -120,6 +127,18 @@ class LabelledDataset:
             f"LabelledDataset({self.name!r}, n={len(self)}, d={self.dimension}, "
             f"classes={self.classes}, {self.points.dtype})"
         )
+
+
+def _with_graph(
+    given: Any,  # what the caller passed
+    values: Tensor,  # what became of it
+) -> Tensor:
+    """Return the values, as a function of the caller's tensors where those ask for gradients."""
+    if isinstance(given, (list, tuple)) and given and isinstance(given[0], Tensor):
+        given = torch.stack(list(given))
+    if isinstance(given, Tensor) and given.requires_grad:
+        return given.reshape(values.shape).to(values)
+    return values
 
 
 def check_sample_shape(
@@ -169,6 +188,30 @@ class Transport:
     lower: float
     entropic: float
     upper: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a squared distance may be expected for other samples of the same kind."""
+
+    lower: float
+    upper: float
+    half_width: float
+    level: float  # share of the resamples that fall inside
+    mean: float  # of the resampled values: duplicates among the samples lift it
+    deviation: float  # standard deviation of the resampled values
+    resamples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """The squared distance between two disjoint halves of a dataset: what no difference gives."""
+
+    squared: float
+    squared_bounds: tuple[float, float]
+    n: int  # samples of the smaller half
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -314,7 +357,8 @@ class OTDDResult:
     dual potentials of the cross term in the caller's row order, ``class_mass`` the plan summed
     over class pairs, ``label_cost`` the squared Wasserstein distances between class laws.
     ``plan`` answers what the transport plan says, streamed: products, barycentric map, matches; it
-    keeps the points of both datasets in the memory of the device.
+    keeps the points of both datasets in the memory of the device. ``loss`` is S once more, as a
+    tensor to differentiate; no file keeps it.
     """
 
     source: DatasetSummary
@@ -340,5 +384,9 @@ class OTDDResult:
     settings: OTDDSettings
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    interval: Interval | None = None  # of the squared distance, where a bootstrap was asked for
+    noise_floor: tuple[NoiseFloor, ...] = ()  # of source and target, where asked for
     # a `plan.Plan`, which streams; None in a result that was loaded from a file
     plan: Any = field(default=None, repr=False, compare=False)
+    # S as a function of the samples, () float64, from distance(..., differentiable=True)
+    loss: Tensor | None = field(default=None, repr=False, compare=False)

@@ -13,6 +13,7 @@ FLOORS = (
     ("otdd_flash.errors",),
     (
         "otdd_flash.files",
+        "otdd_flash.archive",
         "otdd_flash.float64",
         "otdd_flash.timing",
         "otdd_flash.checks",
@@ -38,6 +39,8 @@ FLOORS = (
         "otdd_flash.unbalanced",
         "otdd_flash.unbalanced_loss",
         "otdd_flash.samples_loss",
+        "otdd_flash.prepared",
+        "otdd_flash.confidence",
         "otdd_flash.gaussians",
         "otdd_flash.bures",
         "otdd_flash.factors",
@@ -54,7 +57,7 @@ FLOORS = (
         "otdd_flash.plots",
         "otdd_flash.results",
     ),
-    ("otdd_flash.bench",),
+    ("otdd_flash.bench", "otdd_flash.report"),
     ("otdd_flash.cli",),
     ("otdd_flash", "otdd_flash.__main__"),
 )

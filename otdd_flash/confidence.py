@@ -1,0 +1,300 @@
+r"""How much a distance owes to the samples that happened to be drawn: bootstrap and noise floor.
+
+A resample draws n samples of n with replacement on either side: weights become multinomial counts.
+Its divergence is read from potentials warm-started at those of the whole: one update of each, on
+the samples that were drawn,
+
+.. math::
+    OT^* \approx \langle a^*, T(g) \rangle + \langle b^*, T'(T(g)) \rangle, \quad
+    OT_{self}^* \approx \langle a^*, f + T(f) \rangle
+
+whose errors are of second order in how far potentials move. Samples that are drawn twice lower the
+entropy of the plans, by about eps in sum: all resampled values are too high by that. So intervals
+take the deviations from their mean, and are centred at the value. Class laws stay as they are.
+
+Sources: bootstrap, Efron 1979; of regularised transport, Bigot, Cazelles and Papadakis 2019,
+"Central limit theorems for entropy-regularized optimal transport on finite spaces".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otdd_flash.bures import label_cost
+from otdd_flash.checks import shown
+from otdd_flash.cost import Margin, Side
+from otdd_flash.divergence import (
+    Divergence,
+    LabelledClouds,
+    Term,
+    divergence_steps,
+    warn_unconverged,
+)
+from otdd_flash.errors import SettingsError
+from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator, resolve_device
+from otdd_flash.prepared import clouds_of, prepare_steps
+from otdd_flash.types import (
+    Interval,
+    LabelledDataset,
+    NoiseFloor,
+    OTDDSettings,
+    Progress,
+    is_integer,
+)
+from otdd_flash_kernels.pair import CostPair
+
+LEVEL = 0.95
+FEWEST = 10  # resamples whose spread says anything
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """What to add to a distance: an interval from resamples, and the noise floor.
+
+    Raises:
+        SettingsError: a value outside its range.
+    """
+
+    bootstrap: int = 0  # resamples, 0 for none
+    noise_floor: bool = False  # the distance between two halves of each dataset
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.bootstrap) or self.bootstrap < 0 or 0 < self.bootstrap < FEWEST:
+            raise SettingsError(
+                f"bootstrap is {shown(self.bootstrap)}, expected 0 or an integer >= {FEWEST}: "
+                "the number of resamples"
+            )
+        if not isinstance(self.noise_floor, bool):
+            raise SettingsError(f"noise_floor is {shown(self.noise_floor)}, expected True or False")
+        if not is_integer(self.seed) or self.seed < 0:
+            raise SettingsError(f"seed is {shown(self.seed)}, expected an integer >= 0")
+
+
+def interval(
+    value: float,
+    resampled: np.ndarray,  # (B,) values of the resamples
+    seed: int,
+) -> Interval:
+    """Return the percentile interval of the resamples' deviations, around the value."""
+    mean = float(resampled.mean())
+    tails = np.quantile(resampled - mean, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(
+        lower=value + float(tails[0]),
+        upper=value + float(tails[1]),
+        half_width=float(tails[1] - tails[0]) / 2,
+        level=LEVEL,
+        mean=mean,
+        deviation=float(resampled.std(ddof=1)),
+        resamples=len(resampled),
+        seed=seed,
+    )
+
+
+class Draws:
+    """Resamples of one dataset: the k-th is the same for every pair that the dataset is in."""
+
+    def __init__(
+        self,
+        side: Margin,
+        seed: int,
+        stream: int,  # another one for each dataset
+    ) -> None:
+        self._side, self._seed, self._stream = side, seed, stream
+        weights = self._in_order(side.weights.cpu())
+        self._weights = (weights / weights.sum()).numpy()
+
+    def _in_order(self, values: Tensor) -> Tensor:  # by rows of the dataset, 0 where none is used
+        order = self._side.order.cpu()
+        out = torch.zeros(int(order.max()) + 1, dtype=torch.float64)
+        out[order] = values
+        return out
+
+    def draw(
+        self,
+        k: int,
+        margin: Margin,  # of the same dataset, as a problem holds it
+    ) -> Tensor:  # (n,) float64 counts / n, in the order of the margin
+        """Return the weights of resample k."""
+        n = len(self._side.order)
+        generator = np.random.default_rng([self._seed, self._stream, k])
+        counts = torch.from_numpy(generator.multinomial(n, self._weights) / n)
+        return counts.to(margin.order.device)[margin.order]
+
+
+@dataclass(frozen=True, eq=False)
+class SelfProblem:
+    """The self term of a dataset: its cost, the order of its samples, its potential."""
+
+    pair: CostPair
+    margin: Margin
+    f: Tensor  # (n,)
+
+
+def self_problem(
+    side: Side,
+    label_cost: Tensor,  # (V, V) in units of the cost
+    factor: float,
+    term: Term,
+    settings: OTDDSettings,
+) -> SelfProblem:
+    """Return what resamples of a solved self term need; no stored cost."""
+    clouds = LabelledClouds(side, side, label_cost, label_cost, label_cost, factor)
+    lean = replace(settings, memory_budget=WORKSPACE_BYTES)
+    problem = clouds.problem(side, side, label_cost, lean)
+    return SelfProblem(problem.op.pair, problem.x, term.solution.f)
+
+
+def self_values(
+    problem: SelfProblem, draws: Draws, eps: float, total: int
+) -> Generator[int, None, np.ndarray]:  # (total,)
+    """Return the self term of each resample, one pass each; yields how many are done."""
+    out = np.empty(total)
+    for k in range(total):
+        weights = draws.draw(k, problem.margin)
+        rows = (weights > 0).nonzero()[:, 0]
+        a, f = weights[rows], problem.f[rows]
+        update = _drawn(problem.pair, rows, rows).softmin(f + eps * a.log(), eps)
+        out[k] = float(a @ (f + update))
+        yield k + 1
+    return out
+
+
+def cross_values(
+    divergence: Divergence, draws: tuple[Draws, Draws], total: int
+) -> Generator[int, None, np.ndarray]:  # (total,)
+    """Return the cross term of each resample, two passes each; yields how many are done."""
+    eps, out = divergence.epsilon, np.empty(total)
+    for k in range(total):
+        a, b = (
+            d.draw(k, margin) for d, margin in zip(draws, (divergence.x, divergence.y), strict=True)
+        )
+        rows, columns = ((w > 0).nonzero()[:, 0] for w in (a, b))
+        a, b, g = a[rows], b[columns], divergence.cross.solution.g[columns]
+        op = _drawn(divergence.pair, rows, columns)
+        f = op.softmin(g + eps * b.log(), eps)
+        g = op.softmin_transposed(f + eps * a.log(), eps)
+        out[k] = float(a @ f + b @ g)
+        yield k + 1
+    return out
+
+
+def _drawn(pair: CostPair, rows: Tensor, columns: Tensor) -> CostOperator:
+    """Return the streamed cost between some rows and columns."""
+    cloud = pair.rows.take(rows)
+    same = rows is columns and pair.rows is pair.columns
+    labels = pair.row_labels[rows]
+    part = replace(
+        pair,
+        rows=cloud,
+        columns=cloud if same else pair.columns.take(columns),
+        row_labels=labels,
+        column_labels=labels if same else pair.column_labels[columns],
+    )
+    return make_operator(part, WORKSPACE_BYTES)
+
+
+def bootstrap_steps(
+    clouds: LabelledClouds,
+    divergence: Divergence,
+    settings: OTDDSettings,
+    confidence: Confidence,
+) -> Generator[Progress, None, Interval]:
+    """Return the interval of S from resamples: four passes over what was drawn, each.
+
+    Memory: copies of the points that were drawn, and of no cost.
+    """
+    eps, total = divergence.epsilon, confidence.bootstrap
+    sides = (clouds.x, clouds.y)
+    draws = [Draws(side, confidence.seed, k) for k, side in enumerate(sides)]
+    own: list[SelfProblem] = []
+    if clouds.matching is not None:
+        # the self terms are the cross term, in either order of the samples
+        margins = (divergence.x, divergence.y) if divergence.selves else ()
+        f = divergence.cross.solution.f
+        own = [SelfProblem(divergence.pair, margin, f) for margin in margins]
+    else:
+        blocks = (clouds.label_cost_x, clouds.label_cost_y)
+        own = [
+            self_problem(sides[k], blocks[k], clouds.factor, term, settings)
+            for k, term in enumerate(divergence.selves)
+        ]
+    works = [cross_values(divergence, (draws[0], draws[1]), total)]
+    works += [self_values(problem, draws[k], eps, total) for k, problem in enumerate(own)]
+    found = []
+    for part, work in enumerate(works):
+        value = yield from _counted(work, part * total, len(works) * total)
+        found.append(value)
+    return interval(divergence.value, found[0] - sum(found[1:]) / 2, confidence.seed)
+
+
+def _counted(
+    work: Generator[int, None, np.ndarray], before: int, total: int
+) -> Generator[Progress, None, np.ndarray]:
+    while True:
+        try:
+            done = next(work)
+        except StopIteration as end:
+            return end.value
+        yield Progress("bootstrap", before + done, total)
+
+
+def halves(dataset: LabelledDataset, seed: int) -> tuple[LabelledDataset, LabelledDataset]:
+    """Return two disjoint halves with the same share of each class, drawn by a seed.
+
+    Raises:
+        SettingsError: a dataset of one sample.
+    """
+    used = (dataset.weights > 0).nonzero()[:, 0].cpu()
+    if len(used) < 2:
+        raise SettingsError(
+            f"{dataset.name} has one sample: there are no two halves for a noise floor"
+        )
+    shuffled = used[torch.from_numpy(np.random.default_rng(seed).permutation(len(used)))]
+    labels = dataset.labels.cpu()[shuffled]
+    # sorted by class, every other sample goes to one half
+    dealt = shuffled[torch.argsort(labels, stable=True)]
+    parts = (dealt[k::2].sort().values.to(dataset.points.device) for k in (0, 1))
+    first, second = (dataset.subset(rows, half=k + 1) for k, rows in enumerate(parts))
+    return first, second
+
+
+def floor_steps(
+    dataset: LabelledDataset,
+    epsilon: float,  # in units of the cost, that of the distances to compare with
+    settings: OTDDSettings,
+    seed: int,
+) -> Generator[Progress, None, NoiseFloor]:
+    """Return the squared distance between two halves of a dataset, class laws of their own."""
+    parts = halves(dataset, seed)
+    device = resolve_device(settings.device)
+    x, y = yield from relabelled(
+        prepare_steps(parts, settings, device), "noise floor", dataset.name
+    )
+    clouds = clouds_of(x, y, label_cost(x.laws, y.laws), settings)
+    fixed = replace(settings, epsilon=epsilon)
+    solve = divergence_steps(clouds, fixed, certify=False)
+    found = yield from relabelled(solve, "noise floor", dataset.name)
+    warn_unconverged(found, fixed)
+    bounds = (found.bounds.lower, found.bounds.upper)
+    return NoiseFloor(found.value, bounds, min(map(len, parts)), seed)
+
+
+def relabelled(
+    walk: Generator[Progress, None, Value], stage: str, name: str
+) -> Generator[Progress, None, Value]:
+    """Report the progress of a walk as one stage of a larger one."""
+    while True:
+        try:
+            state = next(walk)
+        except StopIteration as done:
+            return done.value
+        yield Progress(stage, state.done, None, f"{name}: {state.stage} {state.note}".strip())
