@@ -13,7 +13,7 @@ the optimal map between the laws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from otdd_flash.errors import DataError, SettingsError, WeightError
 from otdd_flash.gaussians import ClassLaws
-from otdd_flash.polar import polar, polish
+from otdd_flash.polar import ACCURACY, polar, polish
 from otdd_flash_kernels.workers import spread
 
 METHODS = ("auto", "svd", "polar")
@@ -31,7 +31,9 @@ NEAR = 1e-3
 # more than this of a polar factor's orthonormality missing: it is not a minimiser Q
 MISSING = 1e-7
 # bytes of temporaries of the polar method
-MEMORY_LIMIT = 1 << 28
+MEMORY_LIMIT = 1 << 29
+# ranks are padded to a multiple of it, which products like
+ALIGNED = 32
 # the pair of two factors
 BOTH = torch.tensor([[0, 1]])
 
@@ -49,6 +51,7 @@ def gaussian_w2(
     target: ClassLaws,  # Vy laws of the same kind, d and device
     *,
     method: str = "auto",
+    accuracy: float = ACCURACY,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Tensor:  # (Vx, Vy) float64, squared units of the points
     """Return the squared 2-Wasserstein distances between all laws of two datasets.
@@ -61,18 +64,19 @@ def gaussian_w2(
         target: laws of the columns.
         method: "svd" (singular values pair by pair), "polar" (batched products), or "auto":
             polar on an accelerator, svd on the CPU.
+        accuracy: share of ``|F G^T|_*`` by which batched values may be off, 1e-12 to 1e-2.
         memory_limit: bytes of temporaries of the polar method.
 
     Raises:
         DataError: laws of different d or devices.
-        SettingsError: different kinds, unknown method.
+        SettingsError: different kinds, unknown method, an accuracy outside 1e-12 to 1e-2.
         WeightError: a class of mass zero.
 
     Memory: one pair at a time (svd) or ``memory_limit`` (polar); never (Vx, Vy, d, d).
     Source: Dowson and Landau 1982; Olkin and Pukelsheim 1982; Bhatia, Jain and Lim 2019,
     "On the Bures-Wasserstein distance between positive definite matrices", theorem 1.
     """
-    return _blocks((source, target), ((0, 1),), method, memory_limit)[0]
+    return _blocks((source, target), ((0, 1),), method, accuracy, memory_limit)[0]
 
 
 def label_cost(
@@ -80,6 +84,7 @@ def label_cost(
     target: ClassLaws,  # Vy laws
     *,
     method: str = "auto",
+    accuracy: float = ACCURACY,
     memory_limit: int = MEMORY_LIMIT,
 ) -> LabelCost:
     """Return the distances between source and target classes and within either.
@@ -87,18 +92,22 @@ def label_cost(
     As `gaussian_w2`, errors and memory too. Laws that occur more than once, in either dataset, are
     computed once: the three blocks of a dataset against itself are the same bits.
     """
-    return LabelCost(*_blocks((source, target), ((0, 1), (0, 0), (1, 1)), method, memory_limit))
+    wanted = ((0, 1), (0, 0), (1, 1))
+    return LabelCost(*_blocks((source, target), wanted, method, accuracy, memory_limit))
 
 
 def _blocks(
     laws: tuple[ClassLaws, ClassLaws],
     wanted: Sequence[tuple[int, int]],
     method: str,
+    accuracy: float,
     memory_limit: int,
 ) -> list[Tensor]:
     check_laws(laws)
     if method not in METHODS:
         raise SettingsError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
+    if not 1e-12 <= accuracy <= 1e-2:
+        raise SettingsError(f"accuracy is {accuracy!r}, expected a number from 1e-12 to 1e-2")
     out = [_mean_gaps(laws[i].means, laws[j].means) for i, j in wanted]
     spreads = [law.variances for law in laws]
     if spreads[0] is not None and spreads[1] is not None:
@@ -120,7 +129,7 @@ def _blocks(
     if apart.any():
         chosen = torch.from_numpy(pairs[apart])
         if method == "polar" or (method == "auto" and out[0].device.type != "cpu"):
-            found = _polar_pairs(factors, chosen, memory_limit)
+            found = _polar_pairs(factors, chosen, accuracy, memory_limit)
         else:
             found = _svd_pairs(factors, chosen)
         values[torch.from_numpy(apart).to(values.device)] = found
@@ -195,37 +204,76 @@ def _procrustes(f: Tensor, g: Tensor) -> float:
 def _polar_pairs(
     factors: list[Tensor],
     pairs: Tensor,  # (P, 2) numbers of factors
+    accuracy: float,
     memory_limit: int,
 ) -> Tensor:  # (P,) B2
-    device = factors[0].device
     traces = _traces(factors)
     heights = torch.tensor([factor.shape[0] for factor in factors])
-    rank = int(heights.max())
-    if rank == 0:
-        return traces.new_zeros(len(pairs))
-    padded = torch.nn.utils.rnn.pad_sequence(factors, batch_first=True)  # (V, rank, d)
-    step = max(1, memory_limit // (8 * rank * (2 * padded.shape[2] + 6 * rank)))
-    out = []
-    for part in pairs.split(step):
-        ranks = heights[part].amin(1).to(device, torch.float64)
-        i, j = part[:, 0].to(device), part[:, 1].to(device)
-        f, g = padded[i], padded[j]
-        product = f @ g.mT
-        found = polar(product, ranks)
-        total = traces[i] + traces[j]
-        value = total - 2.0 * found.nuclear
-        near = found.converged & (value < NEAR * total)
-        # heights that differ leave rows of one factor that the square Q does not reach
-        level = (heights[part[:, 0]] == heights[part[:, 1]]).to(device)
-        near_polar = torch.nonzero(near & level & (found.missing < MISSING))[:, 0]
-        if near_polar.shape[0]:
-            q = polish(found.factor[near_polar])
-            value[near_polar] = (f[near_polar] - q @ g[near_polar]).square().sum((1, 2))
-            near[near_polar] = False
-        for k in torch.nonzero(near | ~found.converged)[:, 0].tolist():
-            value[k] = _svd_pairs([factors[m] for m in part[k].tolist()], BOTH)[0]
-        out.append(value)
-    return torch.cat(out)
+    values = traces.new_zeros(len(pairs))
+    if not int(heights.max()):
+        return values
+    padded = _padded(factors)
+    for part in _batches(heights[pairs], padded.shape[2], memory_limit):
+        chosen = pairs[part]
+        values[part.to(values.device)] = _polar_batch(factors, padded, traces, chosen, accuracy)
+    return values
+
+
+def _padded(factors: list[Tensor]) -> Tensor:  # (V, rank, d), the rank a multiple of ALIGNED
+    rank = max(factor.shape[0] for factor in factors)
+    out = factors[0].new_zeros(len(factors), _aligned(rank), factors[0].shape[1])
+    for k, factor in enumerate(factors):
+        out[k, : len(factor)] = factor
+    return out
+
+
+def _aligned(rank: int) -> int:
+    return -(-rank // ALIGNED) * ALIGNED
+
+
+def _batches(
+    heights: Tensor,  # (P, 2) ranks of the two factors of each pair
+    d: int,
+    memory_limit: int,
+) -> Iterator[Tensor]:  # rows of pairs, those of like ranks together
+    """Yield the pairs in batches that fit the memory: each works at its own largest ranks."""
+    r, s = heights.amax(1), heights.amin(1)
+    order = torch.argsort(r * (d + 1) + s, descending=True, stable=True)
+    while len(order):
+        # the first of them is the largest
+        high = _aligned(int(r[order[0]]))
+        entries = high * max(2 * d + high, 5 * high)
+        step = max(1, memory_limit // (8 * max(1, entries)))
+        yield order[:step]
+        order = order[step:]
+
+
+def _polar_batch(
+    factors: list[Tensor],
+    padded: Tensor,  # (V, rank, d)
+    traces: Tensor,  # (V,)
+    pairs: Tensor,  # (P, 2)
+    accuracy: float,
+) -> Tensor:  # (P,)
+    heights = torch.tensor([[len(factors[k]) for k in pair] for pair in pairs.tolist()])
+    i, j = pairs.to(padded.device).unbind(1)
+    high = [_aligned(int(h)) for h in heights.amax(0)]
+    f, g = padded[:, : high[0]], padded[:, : high[1]]
+    found = polar(f[i] @ g[j].mT, heights.amin(1).to(traces), accuracy)
+    total = traces[i] + traces[j]
+    value = total - 2.0 * found.nuclear
+    near = found.converged & (value < NEAR * total)
+    # heights that differ leave rows of one factor that the square Q does not reach
+    level = (heights[:, 0] == heights[:, 1]).to(near.device)
+    near_polar = torch.nonzero(near & level & (found.missing < MISSING))[:, 0]
+    if near_polar.shape[0]:
+        q = polish(found.factor[near_polar])
+        gap = f[i[near_polar]] - q @ g[j[near_polar]]
+        value[near_polar] = gap.square().sum((1, 2))
+        near[near_polar] = False
+    for k in torch.nonzero(near | ~found.converged)[:, 0].tolist():
+        value[k] = _svd_pairs([factors[m] for m in pairs[k].tolist()], BOTH)[0]
+    return value
 
 
 def check_laws(laws: tuple[ClassLaws, ClassLaws]) -> None:

@@ -12,24 +12,27 @@ from torch import Tensor
 def factorize(
     covariances: Tensor,  # (V, d, d) float64, symmetric positive semidefinite
     *,
-    batched: bool | None = None,  # None: batched on an accelerator, LAPACK on the CPU
+    batched: bool | None = None,  # None: the kernel on a GPU, LAPACK on the CPU
 ) -> list[Tensor]:  # V of (rank_c, d)
     """Return factors F with ``F^T F = cov``: pivoted Cholesky of the correlations, rescaled.
 
     Scaling to correlations first keeps the digits of features of small variance. Directions whose
     variance given the others is below ``4 d u`` of their own are null.
 
-    Memory: as much again as the covariances. Source: Higham 2002, "Accuracy and stability of
-    numerical algorithms", section 10.3; Lucas 2004 (LAPACK ``dpstrf``).
+    Memory: three times as much again as the covariances (batched), or one of them. Source: Higham
+    2002, "Accuracy and stability of numerical algorithms", section 10.3; Lucas 2004 (LAPACK
+    ``dpstrf``).
     """
     d = covariances.shape[-1]
     scale = covariances.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     tolerance = max(4 * d, 64) * torch.finfo(torch.float64).eps
     if covariances.device.type != "cpu" if batched is None else batched:
+        # Triton takes a while to import, and the CPU does without it
+        from otdd_flash_kernels.cholesky import pivoted_cholesky
+
         inverse = torch.where(scale > 0, 1 / scale, 0.0)
-        rows, ranks = _pivoted_cholesky(
-            covariances * inverse[:, :, None] * inverse[:, None, :], tolerance
-        )
+        correlations = covariances * inverse[:, :, None] * inverse[:, None, :]
+        rows, ranks = pivoted_cholesky(correlations.contiguous(), tolerance)
         return [r[:k] * s for r, k, s in zip(rows, ranks.tolist(), scale, strict=True)]
     return [_lapack_factor(c, s, tolerance) for c, s in zip(covariances, scale, strict=True)]
 
@@ -68,33 +71,3 @@ def _lapack_factor(covariance: Tensor, scale: Tensor, tolerance: float) -> Tenso
         np.triu(upper)[:rank].copy()
     )
     return factor * scale
-
-
-def _pivoted_cholesky(
-    correlation: Tensor,  # (V, d, d)
-    tolerance: float,
-) -> tuple[Tensor, Tensor]:  # (V, d, d) rows of the factor in pivot order, (V,) ranks
-    """Left-looking pivoted Cholesky of a batch, one host synchronisation every 64 rows."""
-    count, d = correlation.shape[:2]
-    which = torch.arange(count, device=correlation.device)
-    rows = torch.zeros_like(correlation)
-    left = correlation.diagonal(dim1=1, dim2=2).clone()
-    free = torch.ones_like(left)
-    ranks = torch.zeros(count, dtype=torch.int64, device=correlation.device)
-    for k in range(d):
-        if k % 64 == 0 and not bool((left > tolerance).any()):
-            break
-        pivot, p = left.max(dim=1)
-        live = pivot > tolerance
-        root = torch.where(live, pivot, 1.0).sqrt()
-        row = correlation[which, p]
-        if k:
-            done = rows[:, :k]
-            row = torch.baddbmm(row[:, None], done[which, :, p][:, None], done, alpha=-1)[:, 0]
-        row = row * (free * (live / root)[:, None])
-        row[which, p] = torch.where(live, root, row[which, p])
-        rows[:, k] = row
-        free[which, p] = torch.where(live, 0.0, free[which, p])
-        left = (left - row**2) * free
-        ranks += live
-    return rows, ranks

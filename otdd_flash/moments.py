@@ -123,7 +123,7 @@ class ClassSample:
         gram = torch.zeros(k, k, dtype=torch.float64, device=self.device)
         if self.exact:
             for z, _ in self.chunks(self.active):
-                for part in z.split(EXACT_ROWS):
+                for part in z.split(EXACT_ROWS if z.dtype == torch.float32 else len(z)):
                     gram += part.mT @ part
             total = self.sum[self.active]
             gram = (gram * self.total - torch.outer(total, total)) / self.total**2

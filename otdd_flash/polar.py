@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 # relative error of a nuclear norm that is accepted; the bound is far above the true error
-TOLERANCE = 1e-10
-# a round ends when 1 - (smallest value that must have converged) is below this
-FLATNESS = 1e-11
+ACCURACY = 1e-10
 # the smallest norm of a row or column is above the smallest singular value, seldom by more
 GUESS_MARGIN = 6.0
 # a first floor below this costs as much as the certain one
@@ -34,20 +32,22 @@ class Polar:
     factor: Tensor  # (P, r, c) Q
     nuclear: Tensor  # (P,) <Q, M>, at most the nuclear norm
     missing: Tensor  # (P,) sum over singular values of 1 - f^2, f the singular values of Q
-    converged: Tensor  # (P,) bool: nuclear within TOLERANCE of the nuclear norm
+    converged: Tensor  # (P,) bool: nuclear within the accuracy of the nuclear norm
 
 
 def polar(
     matrices: Tensor,  # (P, r, c) float64
     ranks: Tensor,  # (P,) bounds of the ranks, <= min(r, c); zero rows or columns do not count
+    accuracy: float = ACCURACY,  # relative, of the nuclear norms
 ) -> Polar:
     """Return polar factors by scaled cubic Newton-Schulz steps, in one or two rounds.
 
     The step is ``p(x) = rho x (3 - rho^2 x^2) / 2`` with ``rho^2 = 3 / (1 + l + l^2)``, at most
     2.9: it maps [l, 1] to [p(l), 1] and [0, l] into [0, p(l)], so that after a round of floor l a
-    singular value is 1 up to FLATNESS when it was at least l, whatever the others were. Then
+    singular value is 1 up to the accuracy / 10 when it was at least l, whatever the others were.
+    Then
 
-    ``|M|_* - <Q, M> <= l |M|_2 (rank - |Q|_F^2) + FLATNESS |M|_*``
+    ``|M|_* - <Q, M> <= l |M|_2 (rank - |Q|_F^2) + |M|_* accuracy / 10``
 
     decides, matrix by matrix, whether a second round is due. The first floor is a guess from the
     norms of rows and columns, the second makes the bound hold for any matrix.
@@ -57,22 +57,21 @@ def polar(
     Nakatsukasa and Higham 2012 (stability of such iterations).
     """
     if matrices.shape[1] < matrices.shape[2]:
-        flipped = polar(matrices.mT, ranks)
+        flipped = polar(matrices.mT, ranks, accuracy)
         return Polar(flipped.factor.mT, flipped.nuclear, flipped.missing, flipped.converged)
-    # sqrt |M^T M|_F = (sum s^4)^(1/4): a bound of |M|_2 closer than the Frobenius norm
     x, norm = _normalised(matrices)
     nuclear, missing = norm.new_zeros(norm.shape), ranks.to(norm.dtype, copy=True)
     converged = norm == 0
     factor, part = x, matrices
     todo = torch.arange(norm.shape[0], device=norm.device)
     floor = 1.0
-    for target in _floors(matrices, norm, ranks):
+    for target in _floors(matrices, norm, ranks, accuracy):
         # values below the last floor left its round raised by 1 / floor at least
-        x = _round(x, target / floor)
+        x = _round(x, target / floor, accuracy / 10)
         floor = target
         value = (x * part).sum((1, 2))
         miss = (ranks[todo] - x.square().sum((1, 2))).clamp(min=0)
-        good = floor * norm[todo] * miss <= TOLERANCE * value
+        good = floor * norm[todo] * miss <= accuracy * value
         if todo.shape == norm.shape:
             factor, nuclear, missing, converged = x, value, miss, converged | good
         else:
@@ -86,12 +85,16 @@ def polar(
 
 
 def _normalised(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return matrices of spectral norm at most 1, and by what they were divided."""
+    """Return contiguous matrices of spectral norm at most 1, and by what they were divided.
+
+    ``sqrt |M^T M|_F = (sum s^4)^(1/4)`` bounds ``|M|_2`` closer than the Frobenius norm does.
+    """
     norm = torch.linalg.matrix_norm(gram(matrices)).sqrt()
-    return matrices / norm.where(norm > 0, 1.0)[:, None, None], norm
+    x = torch.empty(matrices.shape, dtype=matrices.dtype, device=matrices.device)
+    return torch.div(matrices, norm.where(norm > 0, 1.0)[:, None, None], out=x), norm
 
 
-def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor) -> list[float]:
+def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor, accuracy: float) -> list[float]:
     """Return the floors of the rounds, relative to ``norm``: a guess where it pays, a sure one."""
     live = norm > 0
     if not live.any():
@@ -101,16 +104,23 @@ def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor) -> list[float]:
     guess = torch.minimum(*sides)[live] / norm[live] / GUESS_MARGIN
     # |M|_* >= |M|_F^2 / |M|_2, and what is missing is at most the rank
     nuclear = (rows.square().sum(1) / norm)[live]
-    sure = 0.5 * TOLERANCE * float((nuclear / norm[live] / ranks[live].clamp(min=1)).amin())
+    sure = 0.5 * accuracy * float((nuclear / norm[live] / ranks[live].clamp(min=1)).amin())
     # most matrices of the batch shall do with the first round
     first = min(float(torch.quantile(guess, 0.1)), 0.5)
-    return [first, sure] if first > GUESS_LEAST else [sure]
+    return [first, sure] if first > max(GUESS_LEAST, sure) else [sure]
 
 
-def _round(x: Tensor, low: float) -> Tensor:
-    while 1.0 - low > FLATNESS:
+def _round(
+    x: Tensor,  # (P, r, c) contiguous, singular values at most 1; overwritten
+    low: float,  # the floor of the round
+    flatness: float,  # the round ends when a value from the floor is this close to 1
+) -> Tensor:  # (P, r, c)
+    count, _, c = x.shape
+    spare, product = torch.empty_like(x), x.new_empty(count, c, c)
+    while 1.0 - low > flatness:
         rho = min(MOST_SCALE, 3.0 / (1.0 + low + low * low)) ** 0.5
-        x = torch.baddbmm(x, x, gram(x), beta=1.5 * rho, alpha=-0.5 * rho**3)
+        gram(x, -0.5 * rho**3, product).diagonal(dim1=1, dim2=2).add_(1.5 * rho)
+        x, spare = torch.bmm(x, product, out=spare), x
         low = min(0.5 * rho * v * (3.0 - (rho * v) ** 2) for v in (low, 1.0))
     return x
 
@@ -126,7 +136,7 @@ def polar_factor(
     """
     if matrices.shape[1] < matrices.shape[2]:
         return polar_factor(matrices.mT, floor).mT
-    return _round(_normalised(matrices)[0], floor)
+    return _round(_normalised(matrices)[0], floor, ACCURACY / 10)
 
 
 def polish(
@@ -138,15 +148,19 @@ def polish(
 
 def gram(
     x: Tensor,  # (P, r, c)
-) -> Tensor:  # (P, c, c) x^T x
-    """Return ``x^T x``, large ones by blocks: three products of half the width, not four."""
+    alpha: float = 1.0,
+    out: Tensor | None = None,  # (P, c, c)
+) -> Tensor:  # (P, c, c) alpha x^T x
+    """Return ``alpha x^T x``, large ones by blocks: three products of half the width, not four."""
     c = x.shape[2]
+    out = x.new_empty(x.shape[0], c, c) if out is None else out
     if c <= GRAM_BLOCK:
-        return x.mT @ x
-    half = c // 2
+        return out.baddbmm_(x.mT, x, beta=0, alpha=alpha)
+    # whole vectors of memory start where the library likes them
+    half = -(-c // 32) * 16
     a, b = x[..., :half], x[..., half:]
-    out = x.new_empty(x.shape[0], c, c)
-    cross = a.mT @ b
-    out[:, :half, :half], out[:, half:, half:] = gram(a), gram(b)
-    out[:, :half, half:], out[:, half:, :half] = cross, cross.mT
+    gram(a, alpha, out[:, :half, :half])
+    gram(b, alpha, out[:, half:, half:])
+    cross = out[:, :half, half:].baddbmm_(a.mT, b, beta=0, alpha=alpha)
+    out[:, half:, :half] = cross.mT
     return out

@@ -104,6 +104,18 @@ def _chosen(table: dict[tuple[int, Kind], Launch], device: torch.device, kind: K
     return table[max(known), kind]
 
 
+def cholesky_launch(
+    width: int,  # entries of a row of float64, a power of two
+) -> tuple[int, int]:
+    """Return the warps of a program that holds whole rows, and the rows that it reads at once.
+
+    As many as registers hold without spilling up to a width of 4096; wider rows spill and work.
+    """
+    warps = min(max(width // 128, 4), 16)
+    entries = width // (32 * warps)
+    return warps, 8 if entries <= 4 else max(16 // entries, 1)
+
+
 def wanted_programs(device: torch.device) -> int:
     """Return how many programs keep a device busy to the end."""
     if device.type == "cpu":
