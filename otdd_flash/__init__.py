@@ -23,6 +23,7 @@ from otdd_flash.errors import (
 
 if TYPE_CHECKING:
     from otdd_flash.datasets import load
+    from otdd_flash.flows import FlowSettings, FlowState, flow
     from otdd_flash.loss import sinkhorn_divergence
     from otdd_flash.otdd import distance, steps
     from otdd_flash.results import load_result, save
@@ -38,6 +39,8 @@ __all__ = [
     "DataError",
     "DatasetNotFoundError",
     "DeviceError",
+    "FlowSettings",
+    "FlowState",
     "HVPResult",
     "LabelError",
     "LabelledDataset",
@@ -50,6 +53,7 @@ __all__ = [
     "Transport",
     "WeightError",
     "distance",
+    "flow",
     "hvp",
     "load",
     "load_result",
@@ -61,6 +65,9 @@ __all__ = [
 # imported when first used: `otdd --help` must not wait for torch
 _HOME = {
     "load": "datasets",
+    "FlowSettings": "flows",
+    "FlowState": "flows",
+    "flow": "flows",
     "HVPResult": "second_order",
     "hvp": "second_order",
     "sinkhorn_divergence": "loss",

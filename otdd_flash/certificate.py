@@ -168,5 +168,6 @@ def class_mass(
     """
     by_class = op.class_softmin(solution.g + eps * b.log(), eps)
     shares = torch.softmax(-by_class / eps, dim=1) * a[:, None]
-    mass = torch.zeros(op.pair.label_cost.shape, dtype=torch.float64, device=op.device)
-    return mass.index_add_(0, op.pair.row_labels, shares)
+    # rows are sorted by class: sums in the same order every time, which scattered adds have not
+    counts = torch.bincount(op.pair.row_labels, minlength=op.pair.label_cost.shape[0])
+    return torch.stack([part.sum(0) for part in shares.split(counts.tolist())])

@@ -57,7 +57,7 @@ FLOORS = (
         "otdd_flash.plots",
         "otdd_flash.results",
     ),
-    ("otdd_flash.bench", "otdd_flash.report"),
+    ("otdd_flash.bench", "otdd_flash.report", "otdd_flash.flows"),
     ("otdd_flash.cli",),
     ("otdd_flash", "otdd_flash.__main__"),
 )

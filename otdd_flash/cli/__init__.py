@@ -7,6 +7,7 @@ import click
 from otdd_flash.cli.bench import bench
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.errors import Commands, debug_option
+from otdd_flash.cli.flow import flow
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -40,4 +41,5 @@ def main() -> None:
 
 
 main.add_command(compute)
+main.add_command(flow)
 main.add_command(bench)

@@ -40,3 +40,22 @@ class Device(click.ParamType):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
             self.fail(f"{value!r} is not a device; expected auto, cpu, cuda or cuda:<number>")
         return text
+
+
+class Box(click.ParamType):
+    """``auto``, ``none`` or two numbers ``0,255``."""
+
+    name = "box"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, float] | str | None:
+        """Return what `FlowSettings` takes; whether it is a range is checked there."""
+        text = str(value).strip().lower()
+        if text in ("auto", "none"):
+            return "auto" if text == "auto" else None
+        try:
+            low, high = (float(part) for part in text.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a box; expected auto, none or two numbers such as 0,255")
+        return low, high

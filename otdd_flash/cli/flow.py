@@ -1,0 +1,176 @@
+"""``otdd flow``: a dataset that moves towards another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from otdd_flash.cli.announce import LONG_SECONDS, duration
+from otdd_flash.cli.errors import debug_option
+from otdd_flash.cli.loading import drive, load_pair, say, silent
+from otdd_flash.cli.options import (
+    check_device,
+    dataset_options,
+    distance_group,
+    flow_options,
+    machine_options,
+    run_options,
+    settings_of,
+)
+from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.files import check_writable
+
+if TYPE_CHECKING:
+    from otdd_flash.flows import Flow, FlowSettings, FlowState
+    from otdd_flash.flows.record import Record
+
+EPILOG = """\b
+Examples:
+  otdd flow mnist-mini fashion-mnist-mini --out run --animate run/flow.gif
+  otdd flow mnist fashion-mnist --max-samples 5000 --normalize unit --out run
+  otdd flow mnist kmnist --mode augmented --relabel-every 10 --out run
+  otdd flow mnist fashion-mnist --steps 200 --out run --resume
+
+\b
+DIR gets settings.json, the kept steps as trajectory-*.safetensors, curve.csv and
+curve.png, pictures of the same samples at each kept step, and the flowed dataset as
+flowed.npz, as IDX files (idx) and as a folder of Hugging Face datasets
+(hugging-face). An interrupted run goes on with the same command and --resume.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="TGT")
+@flow_options
+@run_options
+@dataset_options
+@distance_group(1e-2, None)
+@machine_options
+@debug_option
+def flow(**options: Any) -> None:
+    """Move SRC towards TGT down the gradient of their dataset distance.
+
+    Every step moves all samples of SRC so that the squared distance S falls, at one eps. With
+    --mode attached the laws of their classes follow them, and the classes of SRC turn into classes
+    of TGT.
+    """
+    # what fails at once goes first
+    if options["animate"] is not None:
+        _check_film(options)
+    if options["resume"] and options["overwrite"]:
+        raise click.UsageError("--resume and --overwrite exclude one another")
+    settings = _settings(options)
+    check_device(settings.divergence.device)
+
+    from otdd_flash.flows.record import Record, check_folder
+
+    check_folder(options["out"], resume=options["resume"], overwrite=options["overwrite"])
+    bars = Bars(wanted(options["quiet"]))
+    tell = silent if options["quiet"] else say
+    src, tgt = load_pair(options, bars, tell)
+    record = Record(options["out"], options["every"], options["checkpoint_every"])
+    walk = record.begin(
+        src, tgt, settings, resume=options["resume"], overwrite=options["overwrite"]
+    )
+    last = _walk(walk, record, bars, tell)
+
+    from otdd_flash.flows.finish import finish_steps
+
+    summary, warned = drive(finish_steps(walk, last, record, options["animate"]), bars)
+    click.echo(json.dumps(summary, allow_nan=False) if options["as_json"] else table(summary))
+    sys.stdout.flush()
+    if summary["unconverged_steps"]:
+        say(
+            f"Warning: {summary['unconverged_steps']:,} of {len(record.curve):,} steps stopped "
+            "before the tolerance of the marginals: raise --max-passes, --epsilon or --tol"
+        )
+    for text in warned:
+        say(f"Warning: the final distance is not converged: {text}")
+
+
+def _check_film(options: dict[str, Any]) -> None:
+    """Raise SettingsError now if the film could not be written later."""
+    animate, out = options["animate"], options["out"]
+    # the run's own folder is made later
+    if animate.parent.resolve() == out.resolve() and not out.exists():
+        animate = out.parent / animate.name
+    check_writable(animate, "--animate", (".gif",))
+
+
+def _settings(options: dict[str, Any]) -> FlowSettings:
+    from dataclasses import replace
+
+    from otdd_flash.flows import FlowSettings
+
+    law = options["label_distance"]
+    if law is None:
+        law = "diagonal" if options["mode"] == "augmented" else "gaussian"
+    solver = settings_of({**options, "label_distance": law})
+    names = (
+        "mode steps step_size optimizer momentum box self_every laws_every relabel relabel_every"
+    )
+    kept = {name: options[name] for name in names.split()}
+    return FlowSettings(**kept, solver=replace(solver, slices=options["slices"]))
+
+
+def _walk(walk: Flow, record: Record, bars: Bars, tell: Callable[[str], None]) -> FlowState:
+    """Run the flow to its end, writing on the way; return the last state."""
+    from otdd_flash.types import Progress
+
+    steps, first, state = walk.settings.steps, walk.step, None
+    if first:
+        tell(f"resumed at step {first:,} of {steps:,}")
+    bars.show(Progress("flow", first, steps or None))
+    try:
+        for state in walk:
+            record.add(walk, state)
+            note = f"S {state.value:.5g}, marginal error {state.marginal_error:.0e}"
+            bars.show(Progress("flow", state.step, steps or None, note))
+            # the first step solves from nothing, the second is like the others
+            left = (steps - state.step) * state.seconds["total"]
+            if state.step == first + 1 and left > LONG_SECONDS:
+                tell(
+                    f"about {duration(left)} more expected at {state.seconds['total']:.2g} s a step"
+                )
+    except KeyboardInterrupt:
+        bars.close()
+        if record.curve:
+            tell(f"stopped after step {record.curve[-1][0]:.0f}: go on with --resume")
+        raise
+    finally:
+        bars.close()
+    assert state is not None
+    return state
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Return what came of a flow, for people."""
+    first, last = summary["value"]
+    low, high = summary["final"]["squared_bounds"]
+    n, m = summary["samples"]
+    rows = [
+        ("flow", f"{summary['source']} ({n:,}) to {summary['target']} ({m:,})"),
+        ("mode", f"{summary['mode']}, {summary['steps']:,} steps, {summary['seconds']:.1f} s"),
+        ("squared", f"S fell from {first:.6g} to {last:.6g} ({summary['fall']:.1%})"),
+        (
+            "flowed set",
+            f"distance {summary['final']['distance']:.6g} to the target, squared "
+            f"{summary['final']['squared']:.6g} between {low:.6g} and {high:.6g}",
+        ),
+        ("epsilon", f"{summary['epsilon']:.5g}, the same at every step"),
+        ("where", f"{summary['backend']}; the cost moved points by {summary['moved']:.2g} (rms)"),
+    ]
+    lines = [f"{name:<12}{text}" for name, text in rows]
+    width = max(12, *(len(entry["source"]) for entry in summary["classes"]))
+    lines += ["", f"{'class':<{width}}  {'went to':<14}{'share':>7}   closest law"]
+    for entry in summary["classes"]:
+        lines.append(
+            f"{entry['source']:<{width}}  {entry['by_mass']:<14}{entry['share']:>7.1%}   "
+            f"{entry.get('by_law', '-')}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,191 @@
+r"""What moves: samples alone, samples with the laws of their classes, or whole classes.
+
+With M the cross plan and N the source's self plan summed over class pairs, label costs that follow
+the samples add
+
+.. math::
+    \frac{dS}{dx_i} \ni \lambda_y \sum_{ck} M_{ck} \frac{dW_2[c, k]}{dx_i}
+    - \frac{\lambda_y}{2} \sum_{cc'} N_{cc'} \frac{dW_2[c, c']}{dx_i}
+
+by the gradient of `attached`; in the second sum both laws move.
+
+Source: Alvarez-Melis and Fusi 2021, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otdd_flash.attached import law_pull, points_pull
+from otdd_flash.bures import gaussian_w2, label_cost
+from otdd_flash.flows.settings import FlowSettings
+from otdd_flash.flows.terms import Evaluation, LabelCosts
+from otdd_flash.flows.tied import affine_field
+from otdd_flash.gaussians import ClassLaws, class_laws
+from otdd_flash.prepared import Prepared
+
+# class pairs of a smaller share of the mass are left out of the gradient: each would cost a
+# decomposition, and moves a sample by less than float32 resolves
+NEGLIGIBLE = 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What all modes read: both datasets, and what their units cost."""
+
+    x: Prepared  # the source where the flow begins
+    y: Prepared
+    settings: FlowSettings
+
+    @property
+    def feature_scale(self) -> float:
+        """Cost of one squared normalised unit between samples."""
+        return self.settings.divergence.cost_scale * self.settings.divergence.lambda_x
+
+    @property
+    def label_scale(self) -> float:
+        """Cost of one squared normalised unit between class laws."""
+        return self.settings.divergence.cost_scale * self.settings.divergence.lambda_y
+
+    @property
+    def label_unit(self) -> float:
+        """Cost of one squared unit of the points between class laws."""
+        return self.label_scale * self.x.factor**2
+
+    def laws(self, points: Tensor) -> ClassLaws:
+        """Return the class laws of points that stand for the source's samples."""
+        side, kind = self.x.side, self.settings.divergence.label_distance
+        return class_laws(points, side.labels, side.weights, kind=kind)
+
+
+class Features:
+    """Samples move; labels and label costs stay."""
+
+    wants_mass = False  # plans summed over class pairs, at every step
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self._kept: LabelCosts | None = None
+
+    @property
+    def source(self) -> Tensor:  # (n, p) in the dtype they were given in
+        """The points where the flow begins."""
+        return self.scene.x.side.points
+
+    @property
+    def target(self) -> Tensor:  # (m, p)
+        """The target as moving points see it."""
+        return self.scene.y.side.points
+
+    def costs(
+        self,
+        points: Tensor,  # (n, p)
+        renew: bool,  # whether what moves with the points is made anew
+    ) -> LabelCosts:
+        """Return the label costs at some points, in units of the cost."""
+        if self._kept is None:
+            blocks = label_cost(self.scene.x.laws, self.scene.y.laws)
+            self._kept = LabelCosts(*(block * self.scene.label_unit for block in blocks))
+        return self._kept
+
+    def gradient(
+        self,
+        points: Tensor,  # (n, p)
+        found: Evaluation,
+        renew: bool,
+    ) -> Tensor:  # (n, p) in units of the points
+        """Return the gradient of S by normalised points, over the weights."""
+        assert found.gap is not None
+        return found.gap.mul_(2.0 * self.scene.feature_scale)
+
+    def features(self, points: Tensor) -> Tensor:  # (n, p) -> (n, d)
+        """Return the part of moving points that is a sample."""
+        return points
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is reused by later steps."""
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take what an interrupted flow would have reused."""
+
+
+class Attached(Features):
+    """Samples move, and the laws of their classes with them.
+
+    Memory: the laws of both sides, and one (n, d) gradient while laws are reused.
+    """
+
+    wants_mass = True
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._laws: ClassLaws | None = None  # of the points at this step, until they were read
+        self._pull: Tensor | None = None  # (n, d) the label costs' part of the last gradient
+
+    def costs(self, points: Tensor, renew: bool) -> LabelCosts:
+        """Return the label costs of the laws at some points."""
+        scene, target = self.scene, self.scene.y.laws
+        if scene.label_scale == 0:
+            return super().costs(points, renew)
+        if self._kept is None or renew:
+            unit = scene.label_unit
+            yy = self._kept.yy if self._kept else gaussian_w2(target, target) * unit
+            self._laws = scene.laws(points)
+            xx = gaussian_w2(self._laws, self._laws) * unit
+            self._kept = LabelCosts(gaussian_w2(self._laws, target) * unit, xx, yy)
+        return self._kept
+
+    def gradient(self, points: Tensor, found: Evaluation, renew: bool) -> Tensor:
+        """Return the gradient through the samples and through the laws."""
+        v = super().gradient(points, found, renew)
+        if self.scene.label_scale == 0:
+            return v
+        if self._laws is not None:
+            self._pull = self._law_gradient(points, self._laws, found).to(v)
+            self._laws = None
+        assert self._pull is not None
+        return v.add_(self._pull)
+
+    def _law_gradient(self, points: Tensor, laws: ClassLaws, found: Evaluation) -> Tensor:
+        assert found.mass is not None
+        scale, side = self.scene.label_scale, self.scene.x.side
+        pull = law_pull(laws, self.scene.y.laws, _weighty(found.mass) * scale)
+        if found.inner_mass is not None:
+            # minus a half, and both laws of a pair move
+            inner = _weighty((found.inner_mass + found.inner_mass.mT) * (-scale / 2))
+            pull = pull + law_pull(laws, laws, inner.fill_diagonal_(0.0))
+        moved = points_pull(points, side.labels, side.weights, laws, pull)
+        return moved.div_(side.weights.to(moved)[:, None])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return label costs and their gradient where later steps reuse them."""
+        if self.scene.settings.laws_every == 1 or self._kept is None or self._pull is None:
+            return {}
+        return {"label_xy": self._kept.xy, "label_xx": self._kept.xx, "label_pull": self._pull}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take label costs and their gradient."""
+        if "label_pull" in tensors:
+            target = self.scene.y.laws
+            yy = gaussian_w2(target, target) * self.scene.label_unit
+            self._kept = LabelCosts(tensors["label_xy"], tensors["label_xx"], yy)
+            self._pull = tensors["label_pull"]
+
+
+class Tied(Attached):
+    """Each class moves as its Gaussian does: see `tied`."""
+
+    def gradient(self, points: Tensor, found: Evaluation, renew: bool) -> Tensor:
+        """Return the affine field of each class that is closest to the attached gradient."""
+        v = super().gradient(points, found, renew)
+        side = self.scene.x.side
+        return affine_field(points, v, side.labels, side.weights)
+
+
+def _weighty(mass: Tensor) -> Tensor:  # (Vx, V)
+    """Leave out the pairs that hold next to nothing."""
+    return torch.where(mass.abs() > NEGLIGIBLE * mass.abs().sum(), mass, 0.0)
