@@ -10,13 +10,13 @@ from typing import Any
 
 from PIL import Image
 
+from otdd_flash.archive import plain
 from otdd_flash.files import written_whole
 from otdd_flash.flows import exports, pictures
-from otdd_flash.flows.walk import Flow
 from otdd_flash.flows.record import Kept, Record
 from otdd_flash.flows.settings import FlowState
+from otdd_flash.flows.walk import Flow
 from otdd_flash.otdd import steps as distance_steps
-from otdd_flash.archive import plain
 from otdd_flash.sheets import is_image
 from otdd_flash.types import LabelledDataset, OTDDResult, Progress
 

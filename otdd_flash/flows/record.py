@@ -35,8 +35,8 @@ from otdd_flash.flows.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from otdd_flash.flows.walk import Flow
 from otdd_flash.flows.settings import FlowSettings, FlowState, described
+from otdd_flash.flows.walk import Flow
 from otdd_flash.timing import versions
 from otdd_flash.types import LabelledDataset
 
