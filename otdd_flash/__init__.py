@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from otdd_flash.flows import FlowSettings, FlowState, flow
     from otdd_flash.loss import sinkhorn_divergence
     from otdd_flash.otdd import distance, steps
+    from otdd_flash.plots import plot_result
+    from otdd_flash.report import write_report
     from otdd_flash.results import load_result, save
     from otdd_flash.samples_loss import SamplesLoss
     from otdd_flash.second_order import HVPResult, hvp
@@ -57,9 +59,11 @@ __all__ = [
     "hvp",
     "load",
     "load_result",
+    "plot_result",
     "save",
     "sinkhorn_divergence",
     "steps",
+    "write_report",
 ]
 
 # imported when first used: `otdd --help` must not wait for torch
@@ -73,6 +77,8 @@ _HOME = {
     "sinkhorn_divergence": "loss",
     "distance": "otdd",
     "steps": "otdd",
+    "plot_result": "plots",
+    "write_report": "report",
     "load_result": "results",
     "save": "results",
     "SamplesLoss": "samples_loss",

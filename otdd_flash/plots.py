@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from otdd_flash.errors import DataError
 from otdd_flash.files import written_whole
-from otdd_flash.png import COST_MAP, MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR, write_png
+from otdd_flash.png import COST_MAP, MASS_MAP, ON_LIGHT, SOURCE_COLOUR, TARGET_COLOUR, write_png
 from otdd_flash.sheets import is_coloured, is_image, pair_sheet
-from otdd_flash.types import LabelledDataset, OTDDResult
+from otdd_flash.types import DatasetSummary, LabelledDataset, OTDDResult
 
 DPI = 150
 SIZE = (11.0, 7.8)  # inches
@@ -30,9 +31,9 @@ SCATTER = 800  # points of a dataset in the scatter
 
 def plot_result(
     result: OTDDResult,
-    src: LabelledDataset | None,  # None: no samples to show, as for a result read from a file
-    tgt: LabelledDataset | None,
     path_or_figure: str | Path | Figure,
+    src: LabelledDataset | None = None,  # None: no samples to show, as for a result from a file
+    tgt: LabelledDataset | None = None,
 ) -> Figure:
     """Draw label cost, class mass and the strongest class pairs in one picture.
 
@@ -41,6 +42,7 @@ def plot_result(
     not at all; a figure is drawn into and can be composed further.
 
     Raises:
+        DataError: datasets that the result is not of.
         OSError: the file cannot be written.
     """
     if isinstance(path_or_figure, Figure):
@@ -85,9 +87,7 @@ def _draw(
         _image_pairs(figure, below, result, src, tgt, pairs)
     elif src is not None and tgt is not None and src.dimension == tgt.dimension > 1:
         halves = below.subgridspec(1, 2)
-        rows, others = _ids(src, source.class_names), _ids(tgt, target.class_names)
-        joined = [(rows[row], others[column], mass[row, column]) for row, column in pairs]
-        _scatter(figure.add_subplot(halves[0]), src, tgt, joined)
+        scatter(figure.add_subplot(halves[0]), result, src, tgt)
         _bars(figure.add_subplot(halves[1]), result, mass, pairs)
     else:
         _bars(figure.add_subplot(below), result, mass, pairs)
@@ -133,7 +133,7 @@ def _heat_map(
     low, high = float(values.min()), float(values.max())
     for (row, column), value in np.ndenumerate(values):
         dark = value < low + 0.55 * (high - low)
-        colour = "white" if dark else "black"
+        colour = "white" if dark else ON_LIGHT
         text = number.format(value)
         axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
 
@@ -160,7 +160,7 @@ def _image_pairs(
     columns = PAIRS // 2
     grid = where.subgridspec(2, columns)
     mass = _array(result.class_mass)
-    rows, others = _ids(src, result.source.class_names), _ids(tgt, result.target.class_names)
+    rows, others = class_ids_of(src, result.source), class_ids_of(tgt, result.target)
     for k, (row, column) in enumerate(pairs):
         axes = figure.add_subplot(grid[k // columns, k % columns])
         sheet = pair_sheet(src, rows[row], tgt, others[column], SAMPLES)
@@ -171,20 +171,28 @@ def _image_pairs(
         axes.set_axis_off()
 
 
-def _ids(dataset: LabelledDataset, names: Sequence[str]) -> list[int]:
-    """Return the dataset's ids of a result's classes, which lacks those without weight."""
+def class_ids_of(dataset: LabelledDataset, used: DatasetSummary) -> list[int]:
+    """Return the dataset's ids of a result's classes, which lacks those without weight.
+
+    Raises:
+        DataError: the dataset is not the one that the result is of.
+    """
+    names = used.class_names
     if len(names) == dataset.classes:
         return list(range(len(names)))
+    if not set(names) <= set(dataset.class_names):
+        raise DataError(
+            f"{dataset.name}: {dataset.classes} classes, the result has {len(names)} others; give "
+            f"{used.name}, which the distance was computed of, or None"
+        )
     return [dataset.class_names.index(name) for name in names]
 
 
-def _scatter(
-    axes: Axes,
-    src: LabelledDataset,
-    tgt: LabelledDataset,
-    joined: list[tuple[int, int, float]],  # class of src, class of tgt, mass
-) -> None:
+def scatter(axes: Axes, result: OTDDResult, src: LabelledDataset, tgt: LabelledDataset) -> None:
     """Draw both datasets in the plane of their first two principal components."""
+    mass = _array(result.class_mass)
+    ids = class_ids_of(src, result.source), class_ids_of(tgt, result.target)
+    joined = [(ids[0][row], ids[1][to], mass[row, to]) for row, to in strongest_pairs(mass)]
     shown = [_thin(src), _thin(tgt)]
     both = np.concatenate([points for points, _ in shown])
     centre = both.mean(axis=0)

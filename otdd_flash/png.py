@@ -15,6 +15,8 @@ from scipy.spatial import cKDTree
 # colour-blind-safe and even in lightness: cost and mass are told apart by their map
 COST_MAP, MASS_MAP = "cividis", "viridis"
 SOURCE_COLOUR, TARGET_COLOUR = "#0072b2", "#d55e00"
+# text on a light ground of its own; pure black is the ink of the paper, which a dark page inverts
+ON_LIGHT = "#0f0f0f"
 
 
 def write_png(

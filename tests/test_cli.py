@@ -205,6 +205,8 @@ def test_an_unknown_command_is_one_line():
         ("--plot", "r.bmp", "must end in .png or .pdf or .svg"),
         ("--plot", "r", "must end in"),
         ("--plot", "no/r.png", "there is no directory"),
+        ("--report", "r.pdf", "must end in .html or .htm"),
+        ("--report", "no/r.html", "there is no directory"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_first(computed, tmp_path, option, name, piece):
@@ -265,15 +267,17 @@ def test_options_reach_the_loader_and_the_settings(computed, tmp_path):
 
 
 def test_files_are_written(computed, tmp_path):
-    result = run(
-        "mnist", "fashion-mnist", "--output", tmp_path / "r.npz", "--plot", tmp_path / "r.png"
-    )
+    files = {"--output": "r.npz", "--plot": "r.png", "--report": "r.html"}
+    asked = [word for option, name in files.items() for word in (option, tmp_path / name)]
+    result = run("mnist", "fashion-mnist", *asked)
     assert result.exit_code == 0, result.output
-    assert sorted(os.listdir(tmp_path)) == ["r.npz", "r.png"]
+    assert sorted(os.listdir(tmp_path)) == sorted(files.values())
     assert load_result(tmp_path / "r.npz").distance == 15.25
 
 
-@pytest.mark.parametrize(("option", "ending"), [("--output", ".npz"), ("--plot", ".png")])
+@pytest.mark.parametrize(
+    ("option", "ending"), [("--output", ".npz"), ("--plot", ".png"), ("--report", ".html")]
+)
 def test_the_longest_names_and_links_are_written(computed, tmp_path, option, ending):
     longest = tmp_path / ("r" * (255 - len(ending)) + ending)
     (tmp_path / "there").mkdir()

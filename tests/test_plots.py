@@ -29,7 +29,7 @@ def vectors(n=50, d=5, classes=3, name="vectors"):
 def test_pictures_are_small_and_whole(tmp_path, classes, shape):
     path = tmp_path / "r.png"
     src, tgt = fake_images(classes, shape), fake_images(classes, seed=1)
-    plot_result(fake_result(classes, classes), src, tgt, path)
+    plot_result(fake_result(classes, classes), path, src, tgt)
     assert os.listdir(tmp_path) == ["r.png"]
     assert path.stat().st_size < 250_000
     with Image.open(path) as picture:
@@ -58,7 +58,7 @@ def words(figure):
 @pytest.mark.parametrize("classes", [3, 10, 26, 100])
 def test_class_names_do_not_overlap(tmp_path, classes):
     result = fake_result(classes, classes)
-    figure = plot_result(result, fake_images(classes), fake_images(classes), tmp_path / "r.png")
+    figure = plot_result(result, tmp_path / "r.png", fake_images(classes), fake_images(classes))
     height, width = figure.bbox.height, figure.bbox.width
     titles = []
     for axes, text, box in words(figure):
@@ -79,12 +79,12 @@ def test_class_names_do_not_overlap(tmp_path, classes):
 
 def test_names_of_all_classes_are_shown_up_to_25():
     for classes, expected in ((10, 10), (25, 25), (26, 13), (100, 25)):
-        figure = plot_result(fake_result(classes, classes), None, None, Figure())
+        figure = plot_result(fake_result(classes, classes), Figure())
         assert len(figure.axes[0].get_xticks()) == expected, classes
 
 
 def test_vectors_get_a_scatter_and_bars(tmp_path):
-    figure = plot_result(fake_result(3, 3), vectors(), vectors(40), tmp_path / "r.png")
+    figure = plot_result(fake_result(3, 3), tmp_path / "r.png", vectors(), vectors(40))
     titles = [axes.get_title() for axes in figure.axes]
     assert any("principal components" in title for title in titles)
     assert "strongest class pairs" in titles
@@ -92,7 +92,7 @@ def test_vectors_get_a_scatter_and_bars(tmp_path):
 
 @pytest.mark.parametrize("pair", [(None, None), (vectors(d=1), vectors(d=1))])
 def test_without_a_plane_bars_remain(tmp_path, pair):
-    figure = plot_result(fake_result(3, 3), *pair, tmp_path / "r.png")
+    figure = plot_result(fake_result(3, 3), tmp_path / "r.png", *pair)
     titles = [axes.get_title() for axes in figure.axes]
     assert "strongest class pairs" in titles and len(figure.axes) == 5
 
@@ -108,28 +108,28 @@ def test_classes_without_weight_do_not_shift_the_samples(monkeypatch):
     source = dataclasses.replace(base.source, class_names=("1", "2"))
     mass = torch.tensor([[0.0, 0.0, 0.7], [0.3, 0.0, 0.0]], dtype=torch.float64)
     result = fake_result(2, 3, source=source, class_mass=mass)
-    plot_result(result, fake_images(3), fake_images(3), Figure())
+    plot_result(result, Figure(), fake_images(3), fake_images(3))
     assert shown == [(1, 2), (2, 0)]
-    plot_result(result, vectors(), vectors(), Figure())
+    plot_result(result, Figure(), vectors(), vectors())
 
 
 def test_other_formats_and_a_given_figure(tmp_path):
-    plot_result(fake_result(), None, None, tmp_path / "r.svg")
+    plot_result(fake_result(), tmp_path / "r.svg")
     assert b"<svg" in (tmp_path / "r.svg").read_bytes()[:1000]
-    plot_result(fake_result(), None, None, tmp_path / "r.pdf")
+    plot_result(fake_result(), tmp_path / "r.pdf")
     assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF")
     figure = Figure()
-    assert plot_result(fake_result(), None, None, figure) is figure and figure.axes
+    assert plot_result(fake_result(), figure) is figure and figure.axes
 
 
 def test_an_unconverged_result_says_so_in_the_title():
-    figure = plot_result(fake_result(converged=False), None, None, Figure())
+    figure = plot_result(fake_result(converged=False), Figure())
     assert "NOT CONVERGED" in figure.get_suptitle()
 
 
 def test_a_plot_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(FileNotFoundError):
-        plot_result(fake_result(), None, None, tmp_path / "no" / "r.png")
+        plot_result(fake_result(), tmp_path / "no" / "r.png")
     assert not os.listdir(tmp_path)
 
 
@@ -182,5 +182,5 @@ def test_channel_orders_show_the_same_sheet():
 def test_names_are_cut_and_never_formulas():
     assert short("Ankle boot", 16) == "Ankle boot"
     assert len(short("a" * 50, 16)) == 16
-    plot_result(fake_result(1, 1, source=fake_result(1, 1).source), None, None, Figure())
+    plot_result(fake_result(1, 1, source=fake_result(1, 1).source), Figure())
     assert short("$x$", 16) == r"\$x\$"

@@ -112,7 +112,7 @@ def test_the_table_says_what_the_issue_asks_for():
     text = summary(fake_result())
     for piece in (
         "mnist", "fashion-mnist", "784", "distance", "15.25", "232.5625", "lower 250.1",
-        "upper 250.9", "entropic 251.3", "1.301 (1% of the mean cost 130.1)", "8.3e-04",
+        "upper 250.9", "entropic   251.3,", "1.301 (1% of the mean cost 130.1)", "8.3e-04",
         "converged after 41 passes", "share", "class laws 1.25, solve 10.50", "1.23 GB", "on cpu",
         "C = ||x - y||^2 + W2[lx, ly]", "eps in units of C",
     ):  # fmt: skip

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   otdd compute mnist-mini fashion-mnist-mini --normalize unit --plot otdd.png
+  otdd compute mnist-mini fashion-mnist-mini --normalize unit --report otdd.html
   otdd compute mnist fashion-mnist --max-samples 5000 --epsilon 0.1 --normalize unit
   otdd compute mnist kmnist --split test --label-distance diagonal --json > otdd.json
   otdd compute mnist fashion-mnist --device cuda:0 --output otdd.npz
@@ -88,7 +89,11 @@ def _write(
     if options["plot"] is not None:
         from otdd_flash.plots import plot_result
 
-        plot_result(result, src, tgt, options["plot"])
+        plot_result(result, options["plot"], src, tgt)
+    if options["report"] is not None:
+        from otdd_flash.report import write_report
+
+        write_report(result, options["report"], src, tgt)
 
 
 def _print(result: OTDDResult, as_json: bool) -> None:
