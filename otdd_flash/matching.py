@@ -11,6 +11,8 @@ from otdd_flash.cost import Side
 
 # entries hashed or compared at a time: 32 MB of int64
 CHUNK_ENTRIES = 1 << 22
+# how far equal weights can be apart by rounding: 1/n, and a share that was divided by its sum
+SAME_WEIGHT = 1e-12
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -45,8 +47,9 @@ def _equal_rows(x: Tensor, y: Tensor, rows: Tensor) -> bool:
 def match(x: Side, y: Side) -> Matching | None:
     """Return how the samples of x are those of y, None where they are not.
 
-    Compared bit for bit after sorting by a hash, weights and classes too. Samples that occur twice
-    with different weights or classes are not matched: such datasets are solved like others.
+    Compared after sorting by a hash, samples and classes bit for bit, weights up to rounding.
+    Samples that occur twice with different weights or classes are not matched: such datasets are
+    solved like others.
     """
     if x.points.shape != y.points.shape or x.points.dtype != y.points.dtype:
         return None
@@ -56,7 +59,8 @@ def match(x: Side, y: Side) -> Matching | None:
         return None
     rows = torch.empty_like(by_left)
     rows[by_left] = by_right
-    if not torch.equal(x.weights, y.weights[rows]) or not _equal_rows(x.points, y.points, rows):
+    same = torch.allclose(x.weights, y.weights[rows], rtol=SAME_WEIGHT, atol=0.0)
+    if not same or not _equal_rows(x.points, y.points, rows):
         return None
     labels = y.labels[rows]
     size = int(x.labels.max()) + 1

@@ -103,3 +103,18 @@ def test_a_start_is_free_of_its_constant_and_of_nonsense():
         otdd.distance(source, target, start=torch.linspace(-1e9, 1e9, 20), **settings)
     with pytest.raises(otdd.SettingsError, match="in units of the cost"):
         otdd.distance(source, target, epsilon=5e-324, device="cpu")
+
+
+@pytest.mark.parametrize("kept", [30, 300, 700])
+def test_a_copy_of_a_subsample_is_at_zero(kept):
+    # the subsample's weights are shares of a sum, the copy's are 1/n: some ulp apart
+    whole = otdd.load("mnist-mini")
+    part = otdd.load(whole, max_samples=kept, seed=0)
+    order = torch.randperm(kept, generator=torch.Generator().manual_seed(0))
+    copy = otdd.LabelledDataset(part.points[order], part.labels[order])
+    result = otdd.distance(part, copy, device="cpu")
+    assert result.squared == 0.0 and result.squared_bounds == (0.0, 0.0)
+    # weights that are apart by more than rounding are others
+    shares = copy.weights * torch.linspace(1 - 1e-10, 1 + 1e-10, kept, dtype=torch.float64)
+    other = otdd.LabelledDataset(copy.points, copy.labels, weights=shares / shares.sum())
+    assert match(*(make_side(d.points, d.labels, d.weights, CPU) for d in (part, other))) is None
