@@ -58,6 +58,16 @@ class Cloud:
         """The slices in float16, kept for all pairs of this cloud."""
         return self.data.half()
 
+    @cached_property
+    def slice_norms(self) -> list[float]:
+        """Largest norm of a point's digits in each slice, lowest slice first; read once."""
+        height = max(1, CHUNK_ENTRIES // self.data.shape[-1])
+        tops = [
+            torch.stack([part.double().square().sum(1).max() for part in digits.split(height)])
+            for digits in self.data
+        ]
+        return torch.stack(tops).amax(1).sqrt().tolist()
+
     def take(
         self,
         rows: Tensor,  # (k,) int64

@@ -6,7 +6,6 @@ scores hold no other rounding of the cost than their own last bit.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +52,7 @@ class TritonCost:
         self._slices, _, self._d = pair.rows.data.shape
         self.kind, self.launch = _choice(pair)
         self._wide = self.kind == "wide"
-        norms = _slice_norms(pair.rows), _slice_norms(pair.columns)
+        norms = pair.rows.slice_norms, pair.columns.slice_norms
         _check_integer_range(*norms, self._d)
         self._operands = Operands.of(pair, self.launch, wide=self._wide)
         self.multiply, self._depth = self._operands.multiply, self._operands.depth
@@ -233,15 +232,6 @@ def _mean_distance(pair: CostPair) -> float:
 
 def _mean_extent(cloud: Cloud) -> float:
     return float("inf") if cloud.extent is None else float(cloud.extent.double().mean())
-
-
-def _slice_norms(cloud: Cloud) -> list[float]:
-    """Return for each slice the largest norm of a point's digits, lowest slice first."""
-    height = max(1, (1 << 21) // cloud.data.shape[-1])
-    return [
-        math.sqrt(max(float(part.double().square().sum(1).max()) for part in digits.split(height)))
-        for digits in cloud.data
-    ]
 
 
 def _lost(rows: list[float], columns: list[float], additions: int) -> float:
