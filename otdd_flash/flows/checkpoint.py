@@ -46,6 +46,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         before, now = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             out += differences(before, now, f"{prefix}{key}.")
+        elif before != now and key == "sha256":
+            out.append(f"{prefix}{key} differs (points, labels, names or weights)")
         elif before != now:
             out.append(f"{prefix}{key} was {before!r}, now {now!r}")
     return out

@@ -14,7 +14,7 @@ ranges and slices of both clouds for each term anew.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -38,25 +38,26 @@ class Grid:
     high: Tensor
     step: float  # length of one step in units of the points
     slices: int  # int8 slices, 0: floats that are not rounded
-    precise: bool  # on a CPU: float64 for whole numbers too
+    precise: bool = False  # on a CPU: float64 for whole numbers too
+    cut: bool = False  # into int8 slices, as GPUs read them
 
     @staticmethod
     def of(
         x: Tensor,  # (n, d)
         y: Tensor,  # (m, d)
         slices: int | None,  # as asked; None: one for 8-bit integers, else two
-        precise: bool = False,
     ) -> Grid:
         """Return the grid that covers two clouds; whole grey levels for two of 8-bit integers."""
         low, high = _range(x, y)
         eight = x.dtype == y.dtype == torch.uint8
         slices = (1 if eight else 2) if slices is None else slices
-        if x.device.type == "cpu" and slices > 1:
+        cut = x.device.type != "cpu"
+        if not cut and slices > 1:
             slices = 0
         if eight and slices == 1:
             low, high = torch.zeros_like(low), torch.full_like(high, 255.0)
-            return Grid(low, high, 1.0, slices, precise)
-        return Grid(low, high, _step(low, high, slices), slices, precise)
+            return Grid(low, high, 1.0, slices, cut=cut)
+        return Grid(low, high, _step(low, high, slices), slices, cut=cut)
 
     @cached_property
     def offset(self) -> Tensor:  # (d,) float64
@@ -80,7 +81,7 @@ class Grid:
         low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
         room = MARGIN * (high - low)
         low, high = low - room, high + room
-        return Grid(low, high, _step(low, high, self.slices), self.slices, self.precise)
+        return replace(self, low=low, high=high, step=_step(low, high, self.slices))
 
     @cached_property
     def whole(self) -> bool:
@@ -95,8 +96,7 @@ class Grid:
         working = torch.float64 if fine else torch.float32
         offset = self.offset.to(working)
         bias, residual = torch.zeros((2, n), dtype=torch.float64, device=device)
-        on_cpu = device.type == "cpu"
-        if on_cpu or not self.slices:
+        if not self.cut:
             small = self.slices == 1 and d <= EXACT_COLUMNS and not self.precise
             kind = torch.float32 if small else torch.float64
             data = torch.empty((n, d), dtype=kind, device=device)
@@ -112,10 +112,10 @@ class Grid:
             q = (part / self.step).round_()
             residual[rows] = part.sub_(q, alpha=self.step).square_().sum(1).double()
             bias[rows] = q.double().square_().sum(1)
-            if on_cpu:
-                data[rows] = q.to(data.dtype)
-            else:
+            if self.cut:
                 _cut(q, data[:, rows, :d])
+            else:
+                data[rows] = q.to(data.dtype)
         return Cloud(data, bias, self.step, residual)
 
     def stored(self, points: Tensor) -> Tensor:  # (n, d)

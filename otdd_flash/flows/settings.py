@@ -233,13 +233,14 @@ class FlowState:
         Grey levels that moved are rounded to 8-bit integers from 0 to 255, as both datasets had
         them: what ``normalize`` does to the result is what it did to them.
         """
-        points = self.points
+        points, weights = self.points, like.weights
         if self.whole:
             points = points.round().clamp(0, 255).to(torch.uint8)
         return LabelledDataset(
             points,
             self.labels,
-            weights=like.weights.to(points.device),
+            # uniform ones are made anew: dividing them by their sum would change a last bit
+            weights=None if bool((weights == weights[0]).all()) else weights,
             name=name or f"{like.name} at step {self.step}",
             class_names=self.class_names,
             sample_shape=like.sample_shape,

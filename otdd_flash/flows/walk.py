@@ -307,8 +307,9 @@ class Flow(Iterator[FlowState]):
         numbers, terms = start.numbers, self._terms
         self._points = tensors["points"]
         step, slices, precise = numbers["grid"]
-        grid = Grid(tensors["grid_low"], tensors["grid_high"], step, slices, precise)
-        if not slices and self.device.type == "cuda":
+        cut = self.device.type != "cpu"
+        grid = Grid(tensors["grid_low"], tensors["grid_high"], step, slices, precise, cut)
+        if cut and not slices:
             # begun on a CPU, which rounds nothing
             grid = Grid.of(self._points, self._mode.target, self.settings.divergence.slices)
         terms.set_grid(grid)
