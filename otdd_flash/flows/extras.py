@@ -39,7 +39,7 @@ def extra_terms(
         with torch.set_grad_enabled(v is not None):
             value = settings.interaction(z, weights.to(z.dtype))
         _check("interaction", value, (), v is not None)
-        total += float(value)
+        total += float(value.detach())
         if v is not None:
             gradient = torch.autograd.grad(value, z)[0]
             v += gradient / (factor * weights.to(gradient)[:, None])
