@@ -51,7 +51,8 @@ def run(
     states = []
     walk = flow(src, tgt, settings)
     for state in walk:
-        states.append(replace(state, points=state.points[:0]))
+        # a slice would keep all points
+        states.append(replace(state, points=state.points.new_empty(0)))
         del state
         if time.monotonic() > end:
             break

@@ -120,7 +120,7 @@ class _Direction:
             "num_stages": launch.stages,
         }
         self.tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
-        self.bounds = self.tiles[:, :2].cpu()
+        self.bounds: list[list[int]] = self.tiles[:, :2].tolist()
 
     def times(self, z: Tensor) -> Tensor:  # (m,) float64 -> (n,) float64
         """Return ``W z``, one pass."""
@@ -154,7 +154,7 @@ class _Direction:
         out = torch.empty((min(n, height), m), dtype=torch.float32, device=self.tiles.device)
         columns = triton.cdiv(m, launch.tile_columns)
         for begin, end in chunks_of_tiles(self.bounds, height):
-            first, last = int(self.bounds[begin, 0]), int(self.bounds[end - 1, 1])
+            first, last = self.bounds[begin][0], self.bounds[end - 1][1]
             plan_kernel[((end - begin) * columns,)](
                 *self._inputs,
                 self.tiles[begin:end].contiguous(),

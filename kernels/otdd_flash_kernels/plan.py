@@ -98,7 +98,7 @@ class TritonPlan:
         self._launch = launch = plan_launch_for(self.device, "wide" if self._wide else "one")
         self._operands = Operands.of(pair, launch, wide=self._wide)
         self._tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
-        self._bounds = self._tiles[:, :2].cpu()
+        self._bounds = self._tiles[:, :2].tolist()
         self._column_labels = pair.column_labels.to(torch.int32)
 
     def means(
@@ -121,7 +121,7 @@ class TritonPlan:
         height = max(self._launch.tile_rows, CHUNK_ENTRIES // m)
         weights = torch.empty((min(n, height), m), dtype=torch.float16, device=self.device)
         for begin, end in chunks_of_tiles(self._bounds, height):
-            first, last = int(self._bounds[begin, 0]), int(self._bounds[end - 1, 1])
+            first, last = self._bounds[begin][0], self._bounds[end - 1][1]
             self._write(weights, begin, end, first, bias, shift, label_cost, unit)
             product = torch.stack([_product(weights[: last - first], p) for p in parts]).sum(0)
             mass = product[:, -1:]
@@ -166,11 +166,14 @@ class TritonPlan:
         )
 
 
-def chunks_of_tiles(bounds: Tensor, height: int) -> list[tuple[int, int]]:
+def chunks_of_tiles(
+    bounds: list[list[int]],  # first and end row of each tile
+    height: int,
+) -> list[tuple[int, int]]:
     """Group consecutive tiles into chunks of at most ``height`` rows."""
     chunks, begin = [], 0
     for tile in range(1, len(bounds) + 1):
-        if tile == len(bounds) or int(bounds[tile, 1] - bounds[begin, 0]) > height:
+        if tile == len(bounds) or bounds[tile][1] - bounds[begin][0] > height:
             chunks.append((begin, tile))
             begin = tile
     return chunks
