@@ -41,6 +41,7 @@ class CostOperator(Protocol):
     pair: CostPair
     device: torch.device
     backend: str  # for results: what ran
+    stored: bool  # whether the cost is kept between passes
     rounding: float  # bound on the error of a cost or potential, in units of the cost
     noise: float  # the part of it that differs from pass to pass, and so hides marginal errors
     unit: float  # last bit of the arithmetic: sums of exponentials are good to a few of it
@@ -80,6 +81,7 @@ class CpuOperator(CpuCost):
 
     def __init__(self, pair: CostPair, *, store: bool) -> None:
         super().__init__(pair, store=store)
+        self.stored = store
         self.backend = "cpu, stored cost" if store else "cpu, streamed cost"
         self.rounding = self.noise = _rounding(pair, self.dtype)
         self.unit = torch.finfo(self.dtype).eps
@@ -121,6 +123,8 @@ def _symmetric(pair: CostPair) -> bool:
 class StoredOperator(_GpuPlans):
     """A cost stored on the GPU, read by Triton kernels in both directions."""
 
+    stored = True
+
     def __init__(self, pair: CostPair) -> None:
         from otdd_flash_kernels.stored import StoredCost
 
@@ -140,6 +144,8 @@ class StoredOperator(_GpuPlans):
 
 class TritonOperator(_GpuPlans):
     """Triton kernels in both directions of a pair."""
+
+    stored = False
 
     def __init__(self, pair: CostPair) -> None:
         from otdd_flash_kernels.launch import UnsupportedDeviceError
@@ -200,15 +206,6 @@ def resolve_device(device: str) -> torch.device:
             "use cpu, or auto"
         )
     return torch.device("cuda", index)
-
-
-def warm_up(device: str) -> None:
-    """Start a GPU and its libraries for matrices, which takes a second, while data is read."""
-    chosen = resolve_device(device)
-    if chosen.type == "cuda":
-        small = torch.eye(8, dtype=torch.float64, device=chosen)
-        torch.linalg.solve_ex(small @ small, small)
-        torch.cuda.synchronize(chosen)
 
 
 def free_memory(device: torch.device) -> int:

@@ -317,6 +317,26 @@ def _peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def warm_up(device: str) -> None:
+    """Load a GPU's libraries and kernels, which takes seconds, by a distance of a few samples.
+
+    Does nothing where the device is the CPU.
+
+    Raises:
+        SettingsError, DeviceError: no such device.
+    """
+    if resolve_device(device).type != "cuda":
+        return
+    draw = torch.Generator().manual_seed(0)
+    few = []
+    for name in ("first", "second"):
+        # images, most of whose pixels are black
+        points = torch.zeros((128, 784), dtype=torch.uint8)
+        points[:, :16] = torch.randint(256, (128, 16), generator=draw, dtype=torch.uint8)
+        few.append(LabelledDataset(points, torch.arange(128) // 64, name=name))
+    distance(few[0], few[1], device=device)
+
+
 def estimate_seconds(
     src: LabelledDataset,
     tgt: LabelledDataset,

@@ -17,6 +17,7 @@ from otdd_flash.bures import LabelCost, gaussian_w2, label_cost
 from otdd_flash.datasets import load
 from otdd_flash.factors import factorize
 from otdd_flash.gaussians import ClassLaws, class_laws
+from otdd_flash.otdd import warm_up
 from otdd_flash.timing import Clock
 
 
@@ -59,16 +60,8 @@ def real(
 ) -> dict[str, Any]:
     """Time the three blocks of two datasets, and another method for comparison."""
     data = clock("load", lambda: [load(n, data_root=data_root, max_samples=samples) for n in names])
-    if clock.device.type == "cuda":
-        # the first calls of the libraries, on other shapes: reported, not part of the stages
-        small = class_laws(
-            data[0].points[:2000],
-            data[0].labels[:2000],
-            data[0].weights[:2000],
-            classes=data[0].classes,
-            device=clock.device,
-        )
-        clock("warm up", lambda: gaussian_w2(small, small))
+    # the first calls of the libraries, on other shapes: reported, not part of the stages
+    clock("warm up", lambda: warm_up(str(clock.device)))
     points = clock("copy points", lambda: [d.points.to(clock.device) for d in data])
     laws = clock(
         "class laws",

@@ -78,9 +78,12 @@ def computed(monkeypatch):
 
     fakes = {
         "otdd_flash.datasets": {"load": load},
-        "otdd_flash.otdd": {"steps": steps, "estimate_seconds": lambda *_: made.seconds},
+        "otdd_flash.otdd": {
+            "steps": steps,
+            "estimate_seconds": lambda *_: made.seconds,
+            "warm_up": made.warmed.append,
+        },
     }
-    monkeypatch.setattr("otdd_flash.ops.warm_up", made.warmed.append)
     for name, content in fakes.items():
         module = types.ModuleType(name)
         module.__dict__.update(content)

@@ -31,7 +31,7 @@ def load_pair(
     from concurrent.futures import ThreadPoolExecutor
 
     from otdd_flash.datasets import load
-    from otdd_flash.ops import warm_up
+    from otdd_flash.otdd import warm_up
     from otdd_flash.results import sampled
     from otdd_flash.types import Progress
 
