@@ -22,9 +22,13 @@ from otdd_flash.errors import (
 )
 
 if TYPE_CHECKING:
+    from otdd_flash.confidence import Confidence
     from otdd_flash.datasets import load
+    from otdd_flash.eigenvalue import MinEigenvalue, min_hessian_eigenvalue
     from otdd_flash.flows import FlowSettings, FlowState, flow
+    from otdd_flash.hybrid import adam_newton
     from otdd_flash.loss import sinkhorn_divergence
+    from otdd_flash.newton import DescentResult, newton_cg
     from otdd_flash.otdd import distance, steps
     from otdd_flash.plots import plot_result
     from otdd_flash.report import write_report
@@ -37,15 +41,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "Confidence",
     "ConvergenceWarning",
     "DataError",
     "DatasetNotFoundError",
+    "DescentResult",
     "DeviceError",
     "FlowSettings",
     "FlowState",
     "HVPResult",
     "LabelError",
     "LabelledDataset",
+    "MinEigenvalue",
     "OTDDError",
     "OTDDResult",
     "OTDDSettings",
@@ -54,9 +61,12 @@ __all__ = [
     "SettingsError",
     "Transport",
     "WeightError",
+    "adam_newton",
     "distance",
     "flow",
     "hvp",
+    "min_hessian_eigenvalue",
+    "newton_cg",
     "load",
     "load_result",
     "plot_result",
@@ -68,10 +78,16 @@ __all__ = [
 
 # imported when first used: `otdd --help` must not wait for torch
 _HOME = {
+    "Confidence": "confidence",
     "load": "datasets",
     "FlowSettings": "flows",
     "FlowState": "flows",
     "flow": "flows",
+    "MinEigenvalue": "eigenvalue",
+    "min_hessian_eigenvalue": "eigenvalue",
+    "adam_newton": "hybrid",
+    "DescentResult": "newton",
+    "newton_cg": "newton",
     "HVPResult": "second_order",
     "hvp": "second_order",
     "sinkhorn_divergence": "loss",

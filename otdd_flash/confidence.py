@@ -130,6 +130,42 @@ class Draws:
         return counts.to(margin.order.device)[margin.order]
 
 
+class DrawnCost:
+    """The cost between the samples that a resample drew.
+
+    A cost that is kept between passes is read whole, the samples that were not drawn at weight
+    zero; else it is made for those that were, 40 % of all pairs.
+    """
+
+    def __init__(self, pair: CostPair, memory_budget: int | None) -> None:
+        self._pair = pair
+        self._whole = make_operator(pair, memory_budget)
+
+    def drawn(
+        self,
+        a: Tensor,  # (n,) weights of a resample
+        b: Tensor,  # (m,), the same object as a in a self term
+    ) -> tuple[CostOperator, Tensor | slice, Tensor | slice]:
+        """Return the operators of a resample, and the rows and columns that they hold."""
+        if self._whole.stored:
+            return self._whole, slice(None), slice(None)
+        pair = self._pair
+        rows = (a > 0).nonzero()[:, 0]
+        cloud, labels = pair.rows.take(rows), pair.row_labels[rows]
+        if a is b:
+            part = replace(pair, rows=cloud, columns=cloud, row_labels=labels, column_labels=labels)
+            return make_operator(part, WORKSPACE_BYTES), rows, rows
+        columns = (b > 0).nonzero()[:, 0]
+        part = replace(
+            pair,
+            rows=cloud,
+            columns=pair.columns.take(columns),
+            row_labels=labels,
+            column_labels=pair.column_labels[columns],
+        )
+        return make_operator(part, WORKSPACE_BYTES), rows, columns
+
+
 @dataclass(frozen=True, eq=False)
 class SelfProblem:
     """The self term of a dataset: its cost, the order of its samples, its potential."""
@@ -146,7 +182,7 @@ def self_problem(
     term: Term,
     settings: OTDDSettings,
 ) -> SelfProblem:
-    """Return what resamples of a solved self term need; no stored cost."""
+    """Return what resamples of a solved self term need."""
     clouds = LabelledClouds(side, side, label_cost, label_cost, label_cost, factor)
     lean = replace(settings, memory_budget=WORKSPACE_BYTES)
     problem = clouds.problem(side, side, label_cost, lean)
@@ -154,52 +190,37 @@ def self_problem(
 
 
 def self_values(
-    problem: SelfProblem, draws: Draws, eps: float, total: int
+    problem: SelfProblem, draws: Draws, eps: float, total: int, memory_budget: int | None
 ) -> Generator[int, None, np.ndarray]:  # (total,)
     """Return the self term of each resample, one pass each; yields how many are done."""
-    out = np.empty(total)
+    out, cost = np.empty(total), DrawnCost(problem.pair, memory_budget)
     for k in range(total):
         weights = draws.draw(k, problem.margin)
-        rows = (weights > 0).nonzero()[:, 0]
+        op, rows, _ = cost.drawn(weights, weights)
         a, f = weights[rows], problem.f[rows]
-        update = _drawn(problem.pair, rows, rows).softmin(f + eps * a.log(), eps)
+        update = op.softmin(f + eps * a.log(), eps)
         out[k] = float(a @ (f + update))
         yield k + 1
     return out
 
 
 def cross_values(
-    divergence: Divergence, draws: tuple[Draws, Draws], total: int
+    divergence: Divergence, draws: tuple[Draws, Draws], total: int, memory_budget: int | None
 ) -> Generator[int, None, np.ndarray]:  # (total,)
     """Return the cross term of each resample, two passes each; yields how many are done."""
     eps, out = divergence.epsilon, np.empty(total)
+    cost = DrawnCost(divergence.pair, memory_budget)
     for k in range(total):
         a, b = (
             d.draw(k, margin) for d, margin in zip(draws, (divergence.x, divergence.y), strict=True)
         )
-        rows, columns = ((w > 0).nonzero()[:, 0] for w in (a, b))
+        op, rows, columns = cost.drawn(a, b)
         a, b, g = a[rows], b[columns], divergence.cross.solution.g[columns]
-        op = _drawn(divergence.pair, rows, columns)
         f = op.softmin(g + eps * b.log(), eps)
         g = op.softmin_transposed(f + eps * a.log(), eps)
         out[k] = float(a @ f + b @ g)
         yield k + 1
     return out
-
-
-def _drawn(pair: CostPair, rows: Tensor, columns: Tensor) -> CostOperator:
-    """Return the streamed cost between some rows and columns."""
-    cloud = pair.rows.take(rows)
-    same = rows is columns and pair.rows is pair.columns
-    labels = pair.row_labels[rows]
-    part = replace(
-        pair,
-        rows=cloud,
-        columns=cloud if same else pair.columns.take(columns),
-        row_labels=labels,
-        column_labels=labels if same else pair.column_labels[columns],
-    )
-    return make_operator(part, WORKSPACE_BYTES)
 
 
 def bootstrap_steps(
@@ -208,9 +229,9 @@ def bootstrap_steps(
     settings: OTDDSettings,
     confidence: Confidence,
 ) -> Generator[Progress, None, Interval]:
-    """Return the interval of S from resamples: four passes over what was drawn, each.
+    """Return the interval of S from resamples, four passes each.
 
-    Memory: copies of the points that were drawn, and of no cost.
+    Memory: a stored cost where it fits the budget, else copies of the points that were drawn.
     """
     eps, total = divergence.epsilon, confidence.bootstrap
     sides = (clouds.x, clouds.y)
@@ -227,8 +248,9 @@ def bootstrap_steps(
             self_problem(sides[k], blocks[k], clouds.factor, term, settings)
             for k, term in enumerate(divergence.selves)
         ]
-    works = [cross_values(divergence, (draws[0], draws[1]), total)]
-    works += [self_values(problem, draws[k], eps, total) for k, problem in enumerate(own)]
+    budget = settings.memory_budget
+    works = [cross_values(divergence, (draws[0], draws[1]), total, budget)]
+    works += [self_values(problem, draws[k], eps, total, budget) for k, problem in enumerate(own)]
     found = []
     for part, work in enumerate(works):
         value = yield from _counted(work, part * total, len(works) * total)

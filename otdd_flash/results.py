@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.archive import plain, read_archive, write_archive
-from otdd_flash.types import OTDDResult, OTDDSettings
+from otdd_flash.types import Interval, NoiseFloor, OTDDResult, OTDDSettings
 
 # what a file can hold, by the name in its header
 KINDS: dict[str, type] = {"distance": OTDDResult}
@@ -25,7 +25,8 @@ def to_json(result: OTDDResult) -> dict[str, Any]:
     keys = (
         "source target distance squared squared_bounds transport epsilon mean_cost marginal_error "
         "converged passes self_passes label_cost class_mass quantization_error seconds "
-        "peak_memory_bytes device settings versions notes"
+        "peak_memory_bytes device settings versions notes "
+        "interval noise_floor"
     )
     return {key: plain(getattr(result, key)) for key in keys.split()}
 
@@ -129,8 +130,30 @@ def evidence(result: OTDDResult) -> list[tuple[str, str]]:
         rows.append(
             ("stored as", f"integers, which moves OT by <= {result.quantization_error:.1e}")
         )
+    if result.interval is not None:
+        rows += interval_rows(result.squared, result.interval)
+    rows += [
+        ("noise floor", f"{side.name}: {floor_text(floor)}")
+        for side, floor in zip((result.source, result.target), result.noise_floor, strict=False)
+    ]
     rows.append(("where", conventions(settings)))
     return rows + [("note", note) for note in result.notes]
+
+
+def interval_rows(squared: float, interval: Interval) -> list[tuple[str, str]]:
+    """Return what resamples say of a value, as rows of a table."""
+    low, high = (max(end, 0.0) ** 0.5 for end in (interval.lower, interval.upper))
+    root = f"distance {max(squared, 0.0) ** 0.5:.5g} +- {(high - low) / 2:.2g}"
+    drawn = f"{interval.level:.0%} of {interval.resamples} resamples, seed {interval.seed}"
+    return [("bootstrap", f"{root}, squared +- {interval.half_width:.2g} ({drawn})")]
+
+
+def floor_text(floor: NoiseFloor) -> str:
+    """Return a noise floor for people."""
+    return (
+        f"distance {max(floor.squared, 0.0) ** 0.5:.5g}, squared {floor.squared:.5g} between two "
+        f"halves of {floor.n:,}, seed {floor.seed}"
+    )
 
 
 def _classes(result: OTDDResult) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.datasets import load, stratified_rows
-from otdd_flash.datasets.mini import array_digest
+from otdd_flash.digests import array_digest
 
 SAMPLES = 2000
 SEED = 0

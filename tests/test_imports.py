@@ -14,6 +14,8 @@ FLOORS = (
     (
         "otdd_flash.files",
         "otdd_flash.archive",
+        "otdd_flash.digests",
+        "otdd_flash.findings",
         "otdd_flash.float64",
         "otdd_flash.timing",
         "otdd_flash.checks",

@@ -18,7 +18,7 @@ KEYS = {
     "source", "target", "distance", "squared", "squared_bounds", "transport", "epsilon",
     "mean_cost", "marginal_error", "converged", "passes", "self_passes", "label_cost",
     "class_mass", "quantization_error", "seconds", "peak_memory_bytes", "device", "settings",
-    "versions", "notes",
+    "versions", "notes", "interval", "noise_floor",
 }  # fmt: skip
 
 

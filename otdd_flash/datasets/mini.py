@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 import zlib
@@ -12,19 +11,11 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.datasets.registry import DigitsEntry, MiniEntry
+from otdd_flash.digests import array_digest
 from otdd_flash.errors import DataError
 from otdd_flash.types import LabelledDataset
 
 PACKAGE = "otdd_flash_data"
-
-
-def array_digest(
-    array: np.ndarray,  # any shape and dtype
-) -> str:
-    """Return the sha256 of an array's dtype, shape and values."""
-    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def load_mini(entry: MiniEntry) -> LabelledDataset:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from otdd_flash.datasets.mini import array_digest
+from otdd_flash.digests import differences
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.files import written_whole
 from otdd_flash.flows.settings import FlowSettings, described
-from otdd_flash.types import LabelledDataset
 
 # settings that say where a flow is computed, not what
 ELSEWHERE = ("device", "memory_budget")
@@ -30,27 +28,6 @@ class Checkpoint:
     step: int  # of the next state
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]  # JSON's own types
-
-
-def fingerprint(dataset: LabelledDataset) -> str:
-    """Return a sha256 of points, labels, their names and weights."""
-    parts = (dataset.points, dataset.labels, dataset.weights)
-    digests = [array_digest(part.cpu().numpy()) for part in parts]
-    return array_digest(np.array([*digests, *dataset.class_names]))
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Name what differs between two sets of settings, as "key: old, now new"."""
-    out = []
-    for key in sorted({*old, *new}):
-        before, now = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            out += differences(before, now, f"{prefix}{key}.")
-        elif before != now and key == "sha256":
-            out.append(f"{prefix}{key} differs (points, labels, names or weights)")
-        elif before != now:
-            out.append(f"{prefix}{key} was {before!r}, now {now!r}")
-    return out
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

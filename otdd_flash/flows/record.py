@@ -24,14 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.digests import differences, fingerprint
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.files import written_whole
 from otdd_flash.flows.checkpoint import (
     KEY,
     Checkpoint,
     comparable,
-    differences,
-    fingerprint,
     load_checkpoint,
     save_checkpoint,
 )

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import check_dimensions, normalisation
+from otdd_flash.digests import fingerprint
 from otdd_flash.divergence import LabelledClouds
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.flows.augmented import Augmented
-from otdd_flash.flows.checkpoint import Checkpoint, check_continues, fingerprint
+from otdd_flash.flows.checkpoint import Checkpoint, check_continues
 from otdd_flash.flows.extras import extra_terms
 from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.modes import Attached, Features, Scene, Tied
