@@ -111,7 +111,7 @@ class Grid:
             part = points[rows].to(working) - offset
             q = (part / self.step).round_()
             residual[rows] = part.sub_(q, alpha=self.step).square_().sum(1).double()
-            bias[rows] = q.double().square_().sum(1)
+            bias[rows] = q.double().square().sum(1)
             if self.cut:
                 _cut(q, data[:, rows, :d])
             else:
