@@ -72,12 +72,14 @@ def law_pull(
     target: ClassLaws,  # Vy laws of the same kind, d and device, which stay
     mass: Tensor,  # (Vx, Vy) weights of the distances, of any sign
     *,
+    floor: float = FLOOR,
     memory_limit: int = MEMORY_LIMIT,
 ) -> LawPull:
     """Return the derivative of ``sum_ck mass[c, k] W2[c, k]`` with respect to the source laws.
 
-    In a block of one dataset against itself both sides move: pass the laws twice and
-    ``mass + mass^T``. Pairs of weight zero and of equal laws cost nothing.
+    In a block of one dataset against itself both sides move: pass the same laws twice and
+    ``mass + mass^T``. Pairs of weight zero and of equal laws cost nothing. On an accelerator
+    directions of ``F G^T`` below ``floor``, relative to its largest, are followed in part.
 
     Raises:
         DataError: laws of different d or devices, or a mass of another shape.
@@ -103,18 +105,23 @@ def law_pull(
         return LawPull(means, rows - ratio * (deviation > 0))
     if source.factors is None or target.factors is None:
         return LawPull(means)
-    return LawPull(means, None, _factor_pulls(source.factors, target.factors, mass, memory_limit))
+    pulls = _factor_pulls(source.factors, target.factors, mass, floor, memory_limit)
+    return LawPull(means, None, pulls)
 
 
 def _factor_pulls(
     sources: tuple[Tensor, ...],  # Vx of (rank_c, d)
     targets: tuple[Tensor, ...],  # Vy of (rank_k, d)
     mass: Tensor,  # (Vx, Vy)
+    floor: float,
     memory_limit: int,
 ) -> tuple[Tensor, ...]:  # Vx of (rank_c, d)
     """Return ``2 sum_k mass[c, k] (F_c - Q_ck G_k)``, summed in one order on every device."""
+    # of laws against themselves, Q_kc is the transpose of Q_ck
+    inner = sources is targets
+    weight = (mass.abs() + mass.abs().mT).triu(1) if inner else mass
     pairs = [
-        (c, k) for c, k in torch.nonzero(mass).tolist() if not torch.equal(sources[c], targets[k])
+        (c, k) for c, k in torch.nonzero(weight).tolist() if not torch.equal(sources[c], targets[k])
     ]
     out = [torch.zeros_like(factor) for factor in sources]
     d = sources[0].shape[1]
@@ -122,20 +129,23 @@ def _factor_pulls(
     step = max(1, memory_limit // (8 * max(1, rank) * (2 * d + 6 * rank)))
     for k in range(0, len(pairs), step):
         part = pairs[k : k + step]
-        factors = _polar_factors([(sources[c], targets[k]) for c, k in part])
+        factors = _polar_factors([(sources[c], targets[k]) for c, k in part], floor)
         for (c, k), q in zip(part, factors, strict=True):
             out[c] += (2.0 * mass[c, k]) * torch.addmm(sources[c], q, targets[k], alpha=-1)
+            if inner:
+                out[k] += (2.0 * mass[k, c]) * torch.addmm(sources[k], q.mT, sources[c], alpha=-1)
     return tuple(out)
 
 
 def _polar_factors(
     pairs: list[tuple[Tensor, Tensor]],  # P of (r, d) and (s, d)
+    floor: float,
 ) -> list[Tensor]:  # P of (r, s)
     if pairs[0][0].device.type == "cpu":
         return spread(_svd_factor, pairs)
     pad = torch.nn.utils.rnn.pad_sequence
     f, g = (pad([pair[k] for pair in pairs], batch_first=True) for k in (0, 1))
-    q = polar_factor(f @ g.mT, FLOOR)
+    q = polar_factor(f @ g.mT, floor)
     return [q[p, : len(f), : len(g)] for p, (f, g) in enumerate(pairs)]
 
 
