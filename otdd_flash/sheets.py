@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from otdd_flash.types import LabelledDataset
 
@@ -21,21 +22,13 @@ def is_coloured(dataset: LabelledDataset | None) -> bool:
     return len(shape) == 3 and 1 not in (shape[0], shape[2])
 
 
-def _images(
+def sample_pictures(
     dataset: LabelledDataset,
-    label: int,
-    count: int,
-) -> np.ndarray:  # (count, h, w, 3) float in [0, 1]; white where the class has too few samples
-    """Return the first samples of a class as pictures, grey or coloured."""
-    rows = (dataset.labels == label).nonzero().reshape(-1)[:count]
-    pictures = (
-        dataset.points[rows]
-        .detach()
-        .cpu()
-        .double()
-        .numpy()
-        .reshape(len(rows), *dataset.sample_shape)
-    )
+    rows: Tensor,  # (k,) int64
+) -> np.ndarray:  # (k, h, w, 3) float in [0, 1]
+    """Return some samples as pictures, grey or coloured; floats from their least to their most."""
+    chosen = dataset.points[rows.to(dataset.points.device)].detach().cpu()
+    pictures = chosen.double().numpy().reshape(len(rows), *dataset.sample_shape)
     if pictures.ndim == 3:
         pictures = pictures[..., None]
     elif dataset.sample_shape[2] not in (1, 3, 4):
@@ -45,9 +38,20 @@ def _images(
     else:
         low, high = pictures.min(), pictures.max()
         pictures = (pictures - low) / (high - low) if high > low else 0 * pictures
-    shown = np.ones((count, *pictures.shape[1:3], 3))
     # one channel is spread over three; an alpha channel is left out
-    shown[: len(rows)] = pictures[..., :3]
+    return np.broadcast_to(pictures[..., :3], (*pictures.shape[:3], 3))
+
+
+def _images(
+    dataset: LabelledDataset,
+    label: int,
+    count: int,
+) -> np.ndarray:  # (count, h, w, 3) float in [0, 1]; white where the class has too few samples
+    """Return the first samples of a class as pictures."""
+    rows = (dataset.labels == label).nonzero().reshape(-1)[:count]
+    pictures = sample_pictures(dataset, rows)
+    shown = np.ones((count, *pictures.shape[1:]))
+    shown[: len(rows)] = pictures
     return shown
 
 
@@ -59,10 +63,17 @@ def pair_sheet(
     count: int,
 ) -> np.ndarray:  # (2 side, count * side, 3) float in [0, 1]
     """Return ``count`` samples of a source class above as many of a target class."""
-    upper, lower = _images(src, row, count), _images(tgt, column, count)
+    return stacked(_images(src, row, count), _images(tgt, column, count))
+
+
+def stacked(
+    upper: np.ndarray,  # (k, h, w, 3)
+    lower: np.ndarray,  # (k, h', w', 3)
+) -> np.ndarray:  # (2 side, k side, 3)
+    """Return pictures side by side above as many others, on squares of one size."""
     side = max(*upper.shape[1:3], *lower.shape[1:3])
     tiles = np.concatenate([_fit(upper, side), _fit(lower, side)])
-    return tiles.reshape(2, count, side, side, 3).swapaxes(1, 2).reshape(2 * side, -1, 3)
+    return tiles.reshape(2, len(upper), side, side, 3).swapaxes(1, 2).reshape(2 * side, -1, 3)
 
 
 def _fit(pictures: np.ndarray, side: int) -> np.ndarray:
