@@ -25,17 +25,22 @@ if TYPE_CHECKING:
     from otdd_flash.confidence import Confidence
     from otdd_flash.datasets import load
     from otdd_flash.eigenvalue import MinEigenvalue, min_hessian_eigenvalue
+    from otdd_flash.explanations import explain
+    from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
     from otdd_flash.flows import FlowSettings, FlowState, flow
     from otdd_flash.hybrid import adam_newton
     from otdd_flash.loss import sinkhorn_divergence
+    from otdd_flash.matrices import matrix
     from otdd_flash.newton import DescentResult, newton_cg
     from otdd_flash.otdd import distance, steps
     from otdd_flash.plots import plot_result
+    from otdd_flash.rankings import rank
     from otdd_flash.report import write_report
     from otdd_flash.results import load_result, save
     from otdd_flash.samples_loss import SamplesLoss
     from otdd_flash.second_order import HVPResult, hvp
     from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
+    from otdd_flash.valuation import value
 
 __version__ = "0.1.0"
 
@@ -47,32 +52,40 @@ __all__ = [
     "DatasetNotFoundError",
     "DescentResult",
     "DeviceError",
+    "Explanation",
     "FlowSettings",
     "FlowState",
     "HVPResult",
     "LabelError",
     "LabelledDataset",
+    "MatrixResult",
     "MinEigenvalue",
     "OTDDError",
     "OTDDResult",
     "OTDDSettings",
     "Progress",
+    "Ranking",
     "SamplesLoss",
     "SettingsError",
     "Transport",
+    "Values",
     "WeightError",
     "adam_newton",
     "distance",
+    "explain",
     "flow",
     "hvp",
     "min_hessian_eigenvalue",
     "newton_cg",
     "load",
     "load_result",
+    "matrix",
     "plot_result",
+    "rank",
     "save",
     "sinkhorn_divergence",
     "steps",
+    "value",
     "write_report",
 ]
 
@@ -80,6 +93,11 @@ __all__ = [
 _HOME = {
     "Confidence": "confidence",
     "load": "datasets",
+    "explain": "explanations",
+    "Explanation": "findings",
+    "MatrixResult": "findings",
+    "Ranking": "findings",
+    "Values": "findings",
     "FlowSettings": "flows",
     "FlowState": "flows",
     "flow": "flows",
@@ -91,9 +109,11 @@ _HOME = {
     "HVPResult": "second_order",
     "hvp": "second_order",
     "sinkhorn_divergence": "loss",
+    "matrix": "matrices",
     "distance": "otdd",
     "steps": "otdd",
     "plot_result": "plots",
+    "rank": "rankings",
     "write_report": "report",
     "load_result": "results",
     "save": "results",
@@ -103,6 +123,7 @@ _HOME = {
     "OTDDSettings": "types",
     "Progress": "types",
     "Transport": "types",
+    "value": "valuation",
 }
 
 

@@ -72,13 +72,13 @@ def write_archive(
         OSError: the file cannot be written; what was there before stays.
     """
     names = _arrays_of(type(result))
+    tensors = {k: getattr(result, k) for k in names if getattr(result, k) is not None}
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind} | {
         f.name: plain(getattr(result, f.name), False)
         for f in _kept(type(result))
-        if f.name not in names
+        if f.name not in arrays
     }
-    tensors = {name: getattr(result, name) for name in names}
-    arrays = {k: t.detach().cpu().numpy() for k, t in tensors.items() if t is not None}
     with written_whole(path) as file:
         np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
 
@@ -116,27 +116,27 @@ def read_archive(
             f"{path}: result file of format {version}, this version of otdd-flash reads {FORMAT}"
         )
     try:
-        return _revived(kinds[kind], {**header, **arrays})
+        return revived(kinds[kind], {**header, **arrays})
     except (KeyError, TypeError, ValueError, AttributeError, OTDDError) as error:
         raise DataError(
             f"{path}: written by another version of otdd-flash ({error}); compute it again"
         ) from error
 
 
-def _revived(hint: Any, value: Any) -> Any:
+def revived(hint: Any, value: Any) -> Any:
     """Turn JSON's lists and objects back into what a type hint says."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
-        return hint(**{name: _revived(hints[name], item) for name, item in dict(value).items()})
+        return hint(**{name: revived(hints[name], item) for name, item in dict(value).items()})
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
         nested = [h for h in inside if dataclasses.is_dataclass(h) or typing.get_origin(h)]
-        return _revived(nested[0], value) if nested else value
+        return revived(nested[0], value) if nested else value
     if origin is tuple:
         each = [inside[0]] * len(value) if inside[-1] is Ellipsis else inside
-        return tuple(_revived(h, item) for h, item in zip(each, value, strict=True))
+        return tuple(revived(h, item) for h, item in zip(each, value, strict=True))
     if origin is dict:
-        return {key: _revived(inside[1], item) for key, item in value.items()}
+        return {key: revived(inside[1], item) for key, item in value.items()}
     return value

@@ -311,12 +311,16 @@ def floor_steps(
 
 
 def relabelled(
-    walk: Generator[Progress, None, Value], stage: str, name: str
+    walk: Generator[Progress, None, Value],
+    stage: str,
+    name: str,
+    done: int = 0,  # of the larger stage
+    total: int | None = None,
 ) -> Generator[Progress, None, Value]:
-    """Report the progress of a walk as one stage of a larger one."""
+    """Report the progress of a walk as one moment of a larger stage."""
     while True:
         try:
             state = next(walk)
-        except StopIteration as done:
-            return done.value
-        yield Progress(stage, state.done, None, f"{name}: {state.stage} {state.note}".strip())
+        except StopIteration as end:
+            return end.value
+        yield Progress(stage, done, total, f"{name}: {state.stage} {state.note}".strip())

@@ -37,7 +37,7 @@ from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, prepare_steps, units
 from otdd_flash.sinkhorn import finish
-from otdd_flash.timing import versions
+from otdd_flash.timing import device_name, versions
 from otdd_flash.types import (
     LabelledDataset,
     NoiseFloor,
@@ -287,7 +287,7 @@ def _result(
         quantization_error=quantization_bound(transport.upper, divergence.moved),
         seconds={**clock.seconds, "total": clock.total()},
         peak_memory_bytes=_peak_memory(device),
-        device=f"{_device_name(device)} ({divergence.backend})",
+        device=f"{device_name(device)} ({divergence.backend})",
         settings=settings,
         versions=versions(),
         notes=tuple(notes),
@@ -303,10 +303,6 @@ def _result(
         ),
         loss=loss,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
 def _peak_memory(device: torch.device) -> int:

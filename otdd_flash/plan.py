@@ -158,11 +158,19 @@ class Plan:
                 "top_matches, which stream it"
             )
         out = torch.zeros(self.shape, dtype=torch.float64, device=self.x.weights.device)
+        for rows, mass, _ in self.blocks():
+            out[self.x.order[rows][:, None], self.y.order[None]] = mass
+        return out
+
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield spans of the pair's rows (k,) with the plan and the cost on them (k, m), float64.
+
+        Memory: a few blocks of 128 MB, and the target points in float64.
+        """
         for rows, cost in self._blocks(max(1, MATCH_ENTRIES // self.pair.columns.n)):
             score = self.solution.f[rows, None] + self.solution.g[None] - cost
-            block = (score / self.eps).exp() * self.x.weights[rows, None] * self.y.weights[None]
-            out[self.x.order[rows][:, None], self.y.order[None]] = block
-        return out
+            mass = (score / self.eps).exp() * self.x.weights[rows, None] * self.y.weights[None]
+            yield rows, mass, cost
 
     def _blocks(self, height: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows and their float64 block of the cost."""

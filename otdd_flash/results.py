@@ -6,10 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.archive import plain, read_archive, write_archive
+from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
 from otdd_flash.types import Interval, NoiseFloor, OTDDResult, OTDDSettings
 
 # what a file can hold, by the name in its header
-KINDS: dict[str, type] = {"distance": OTDDResult}
+KINDS: dict[str, type] = {
+    "distance": OTDDResult,
+    "matrix": MatrixResult,
+    "explanation": Explanation,
+    "values": Values,
+    "ranking": Ranking,
+}
 # source classes listed in the table; the rest is in the JSON
 TABLE_ROWS = 30
 # width of the first column of the table

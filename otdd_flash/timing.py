@@ -104,6 +104,11 @@ def versions(*packages: str) -> dict[str, str]:
     return {"python": platform.python_version(), **{name: of(name) for name in names}}
 
 
+def device_name(device: torch.device) -> str:
+    """Return what results say of a device."""
+    return "cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+
+
 def machine(device: torch.device, *packages: str) -> dict[str, Any]:
     """Return what identifies a measurement: when, where and with what versions."""
     cuda = device.type == "cuda"

@@ -50,6 +50,7 @@ FLOORS = (
         "otdd_flash.confidence",
         "otdd_flash.pairs",
         "otdd_flash.pairfolder",
+        "otdd_flash.potentials",
         "otdd_flash.gaussians",
         "otdd_flash.bures",
         "otdd_flash.factors",
@@ -58,7 +59,13 @@ FLOORS = (
         "otdd_flash.differentiable",
         "otdd_flash.polar",
     ),
-    ("otdd_flash.otdd", "otdd_flash.matrices"),
+    (
+        "otdd_flash.otdd",
+        "otdd_flash.matrices",
+        "otdd_flash.rankings",
+        "otdd_flash.explanations",
+        "otdd_flash.valuation",
+    ),
     (
         "otdd_flash.datasets",
         "otdd_flash.png",
