@@ -34,16 +34,18 @@ def random_laws(
     decay: float,  # feature k has standard deviation k^-decay before the samples turn it
     seed: int,
     device: torch.device,
+    samples: int | None = None,  # of a class; None: 2 d, laws of full rank
 ) -> ClassLaws:
-    """Return laws of 2 d random samples a class, generated in batches of 64 classes."""
+    """Return laws of random samples, generated in batches of 64 classes."""
+    samples = samples or 2 * dimension
     g = torch.Generator(device).manual_seed(seed)
     scale = torch.arange(1, dimension + 1, device=device, dtype=torch.float64) ** -decay
     options: dict[str, Any] = {"generator": g, "device": device, "dtype": torch.float64}
     factors: list[Tensor] = []
     while len(factors) < classes:
         count = min(64, classes - len(factors))
-        x = torch.randn(count, 2 * dimension, dimension, **options) * scale
-        factors += factorize(x.mT @ x / (2 * dimension))
+        x = torch.randn(count, samples, dimension, **options) * scale / samples**0.5
+        factors += list(x) if samples <= dimension else factorize(x.mT @ x)
     # no means: they would hide the covariances' part
     means = torch.zeros(classes, dimension, device=device, dtype=torch.float64)
     masses = torch.full((classes,), 1 / classes, device=device, dtype=torch.float64)
@@ -87,12 +89,20 @@ def real(
 
 
 def many(
-    clock: Clock, classes: int, dimension: int, decay: float, method: str, check: int
+    clock: Clock,
+    classes: int,
+    dimension: int,
+    decay: float,
+    method: str,
+    check: int,
+    samples: int | None = None,
 ) -> dict[str, Any]:
     """Time a block of classes x classes random laws; check a corner by singular values."""
     laws = clock(
         "random laws",
-        lambda: [random_laws(classes, dimension, decay, seed, clock.device) for seed in (0, 1)],
+        lambda: [
+            random_laws(classes, dimension, decay, seed, clock.device, samples) for seed in (0, 1)
+        ],
     )
     clock("warm up", lambda: gaussian_w2(part(laws[0], 8), part(laws[1], 8), method=method))
     found = clock("label cost", lambda: gaussian_w2(*laws, method=method))
@@ -101,6 +111,7 @@ def many(
     return {
         "classes": classes,
         "dimension": dimension,
+        "samples": samples or 2 * dimension,
         "decay": decay,
         "difference": difference(found[:check, :check], reference),
     }

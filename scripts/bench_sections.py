@@ -37,6 +37,9 @@ Row = tuple[str, Callable[[], dict[str, Any]]]
 # the two regularisations: the default, and 0.1 with half costs, pixels in [0, 1]
 CASES = (("eps 1%", 1.0, "1%"), ("eps 0.1, half costs", 0.5, 0.1))
 
+# seconds without which a block of many laws of full rank does not begin
+FULL_RANK_SECONDS = 400.0
+
 
 class Bench:
     """What the sections share: the device, the data, the sizes and the time left."""
@@ -188,13 +191,18 @@ def law_matrix(bench: Bench) -> Iterator[Row]:
     """Time label costs of many random laws."""
     classes, d = (6, 8) if bench.tiny else (1_000, 512)
 
-    def row() -> dict[str, Any]:
+    def row(samples: int) -> dict[str, Any]:
+        # 10^6 pairs of full rank are 4e9 float64 operations each at least
+        if samples > d and not bench.tiny and bench.left < FULL_RANK_SECONDS:
+            return {"error": f"skipped: needs {FULL_RANK_SECONDS:.0f} s"}
         clock, peak = Clock(bench.device), PeakMemory(bench.device)
-        report = many(clock, classes, d, 0.0, "auto", 3)
+        report = many(clock, classes, d, 0.0, "auto", 3, samples)
         seconds = clock.seconds["label cost"]
         return {"seconds": seconds, "stages": clock.seconds, "peak_bytes": peak.total(), **report}
 
-    yield f"{classes:,} x {classes:,} classes, d = {d}", row
+    for samples in (100 * d // 512, 2 * d):
+        title = f"{classes:,} x {classes:,} classes of {samples:,} samples, d = {d}"
+        yield title, lambda samples=samples: row(samples)
 
 
 def other_packages(bench: Bench) -> Iterator[Row]:
