@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from otdd_flash.errors import DataError
-from otdd_flash.files import written_whole
-from otdd_flash.png import COST_MAP, MASS_MAP, ON_LIGHT, SOURCE_COLOUR, TARGET_COLOUR, write_png
+from otdd_flash.figures import array, drawn, heat_map, power_of_1000, short, unit_text
+from otdd_flash.png import COST_MAP, MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR
 from otdd_flash.sheets import is_coloured, is_image, pair_sheet
 from otdd_flash.types import DatasetSummary, LabelledDataset, OTDDResult
 
-DPI = 150
 SIZE = (11.0, 7.8)  # inches
-# named ticks on an axis; the names between them are left out
-MOST_TICKS = 25
-# numbers are written into heat maps of at most this many classes a side
-MOST_NUMBERS = 12
 PAIRS = 10  # strongest class pairs shown
 SAMPLES = 4  # images of each class of a pair
 SCATTER = 800  # points of a dataset in the scatter
@@ -45,20 +37,8 @@ def plot_result(
         DataError: datasets that the result is not of.
         OSError: the file cannot be written.
     """
-    if isinstance(path_or_figure, Figure):
-        figure = path_or_figure
-    else:
-        figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-    _draw(figure, result, src, tgt)
-    if not isinstance(path_or_figure, Figure):
-        kind = Path(path_or_figure).suffix.lstrip(".").lower() or "png"
-        with written_whole(path_or_figure) as file:
-            if kind == "png":
-                write_png(figure, file, DPI, is_coloured(src) or is_coloured(tgt))
-            else:
-                figure.savefig(file, format=kind, dpi=DPI)
-    return figure
+    coloured = is_coloured(src) or is_coloured(tgt)
+    return drawn(lambda figure: _draw(figure, result, src, tgt), path_or_figure, SIZE, coloured)
 
 
 def _draw(
@@ -73,14 +53,13 @@ def _draw(
     )
     grid = figure.add_gridspec(2, 1, height_ratios=(5, 3.6))
     maps = grid[0].subgridspec(1, 2)
-    cost, mass = _array(result.label_cost), _array(result.class_mass)
+    cost, mass = array(result.label_cost), array(result.class_mass)
     axes = figure.add_subplot(maps[0])
     power = power_of_1000(cost)
-    unit = f", in units of $10^{{{power}}}$" if power else ""
-    title = f"squared distance between class laws{unit}"
-    _heat_map(axes, cost / 10.0**power, result, title, COST_MAP, "{:.3g}")
+    title = f"squared distance between class laws{unit_text(power)}"
+    _class_map(axes, cost / 10.0**power, result, title, COST_MAP, "{:.3g}")
     axes = figure.add_subplot(maps[1])
-    _heat_map(axes, 100 * mass, result, "mass moved, % of all", MASS_MAP, "{:.1f}")
+    _class_map(axes, 100 * mass, result, "mass moved, % of all", MASS_MAP, "{:.1f}")
     pairs = strongest_pairs(mass)
     below = grid[1]
     if src is not None and tgt is not None and is_image(src) and is_image(tgt):
@@ -104,48 +83,13 @@ def strongest_pairs(
     return [(row, column) for row, column in pairs if mass[row, column] > 0.01 * mass.max()]
 
 
-def power_of_1000(values: np.ndarray) -> int:
-    """Return 3k such that the largest value is in [1, 1000) times 10^3k, 0 where none is needed."""
-    largest = float(np.abs(values).max())
-    if not np.isfinite(largest) or largest == 0 or 0.1 <= largest < 1e4:
-        return 0
-    return 3 * math.floor(math.log10(largest) / 3)
-
-
-def _heat_map(
-    axes: Axes,
-    values: np.ndarray,  # (Vx, Vy)
-    result: OTDDResult,
-    title: str,
-    colours: str,
-    number: str,
+def _class_map(
+    axes: Axes, values: np.ndarray, result: OTDDResult, title: str, colours: str, number: str
 ) -> None:
-    image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest")
-    axes.set_title(title, fontsize=11)
+    names = (result.source.class_names, result.target.class_names)
+    heat_map(axes, values, names, title, colours, number)
     axes.set_ylabel(short(result.source.name, 30))
     axes.set_xlabel(short(result.target.name, 30))
-    _name_ticks(axes.xaxis, result.target.class_names, rotation=45)
-    _name_ticks(axes.yaxis, result.source.class_names)
-    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
-    bar.ax.tick_params(labelsize=8)
-    if max(values.shape) > MOST_NUMBERS:
-        return
-    low, high = float(values.min()), float(values.max())
-    for (row, column), value in np.ndenumerate(values):
-        dark = value < low + 0.55 * (high - low)
-        colour = "white" if dark else ON_LIGHT
-        text = number.format(value)
-        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
-
-
-def _name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
-    """Name every class, or every k-th where they would overlap."""
-    step = -(-len(names) // MOST_TICKS)
-    places = list(range(0, len(names), step))
-    size = 9 if len(places) <= 12 else 7
-    turned = {"rotation": rotation, "ha": "right", "rotation_mode": "anchor"} if rotation else {}
-    labels = [short(names[place], 16) for place in places]
-    axis.set_ticks(places, labels=labels, fontsize=size, **turned)
 
 
 def _image_pairs(
@@ -159,7 +103,7 @@ def _image_pairs(
     """Draw samples of each pair: the source class above, the target class below."""
     columns = PAIRS // 2
     grid = where.subgridspec(2, columns)
-    mass = _array(result.class_mass)
+    mass = array(result.class_mass)
     rows, others = class_ids_of(src, result.source), class_ids_of(tgt, result.target)
     for k, (row, column) in enumerate(pairs):
         axes = figure.add_subplot(grid[k // columns, k % columns])
@@ -190,7 +134,7 @@ def class_ids_of(dataset: LabelledDataset, used: DatasetSummary) -> list[int]:
 
 def scatter(axes: Axes, result: OTDDResult, src: LabelledDataset, tgt: LabelledDataset) -> None:
     """Draw both datasets in the plane of their first two principal components."""
-    mass = _array(result.class_mass)
+    mass = array(result.class_mass)
     ids = class_ids_of(src, result.source), class_ids_of(tgt, result.target)
     joined = [(ids[0][row], ids[1][to], mass[row, to]) for row, to in strongest_pairs(mass)]
     shown = [_thin(src), _thin(tgt)]
@@ -227,7 +171,7 @@ def scatter(axes: Axes, result: OTDDResult, src: LabelledDataset, tgt: LabelledD
 
 def _thin(dataset: LabelledDataset) -> tuple[np.ndarray, np.ndarray]:
     step = -(-len(dataset) // SCATTER)
-    return _array(dataset.points[::step]), dataset.labels[::step].cpu().numpy()
+    return array(dataset.points[::step]), dataset.labels[::step].cpu().numpy()
 
 
 def _bars(axes: Axes, result: OTDDResult, mass: np.ndarray, pairs: list[tuple[int, int]]) -> None:
@@ -246,13 +190,3 @@ def _bars(axes: Axes, result: OTDDResult, mass: np.ndarray, pairs: list[tuple[in
 def _pair(result: OTDDResult, row: int, column: int) -> str:
     names = result.source.class_names[row], result.target.class_names[column]
     return f"{short(names[0], 16)} → {short(names[1], 16)}"
-
-
-def short(text: str, width: int) -> str:
-    """Return a text cut to ``width`` characters; ``$`` is kept from starting a formula."""
-    text = text if len(text) <= width else f"{text[: width - 1]}…"
-    return text.replace("$", r"\$")
-
-
-def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().double().numpy()

@@ -10,7 +10,8 @@ from fakes import fake_images, fake_result
 from matplotlib.figure import Figure
 from PIL import Image
 
-from otdd_flash.plots import plot_result, power_of_1000, short, strongest_pairs
+from otdd_flash.figures import power_of_1000, short
+from otdd_flash.plots import plot_result, strongest_pairs
 from otdd_flash.sheets import is_coloured, is_image, pair_sheet
 from otdd_flash.types import LabelledDataset
 
