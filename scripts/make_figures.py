@@ -46,9 +46,9 @@ def picture() -> None:
 @click.option("--check", is_flag=True, help="Print only the lines that the README has not.")
 def tables(check: bool) -> None:
     """Print the tables of measurements of the README, in Markdown."""
-    names = ("bench_gpu_h200", "bench_gpu_h200_later")
-    first, later = (json.loads((RESULTS / f"{n}.json").read_text())["sections"] for n in names)
-    lines = [*peers_table(first), "", *own_table(first, later)]
+    names = ("bench_gpu_h200_peers", "bench_gpu_h200")
+    peers, own = (json.loads((RESULTS / f"{n}.json").read_text())["sections"] for n in names)
+    lines = [*peers_table(peers), "", *own_table(own)]
     if not check:
         click.echo("\n".join(lines))
         return
@@ -119,14 +119,14 @@ def peers_table(sections: dict[str, Any]) -> list[str]:
     return markdown(rows)
 
 
-def own_table(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
+def own_table(sections: dict[str, Any]) -> list[str]:
     """Return the lines of the table of further measurements."""
-    runs = [rows["command"] for rows in (first, later)]
-    cold = max(run["cold kernel cache"]["seconds"] for run in runs)
-    warm = [row["seconds"] for run in runs for title, row in run.items() if "warm" in title]
-    two, three = (first["floats"][f"d = 512, {count} slices"] for count in (2, 3))
-    stored = first["floats"]["d = 512, stored, 2 slices"]
-    small = ", ".join(f"{first['small'][f'd = {d}']['ms']:.1f}" for d in (3, 16, 64))
+    command = sections["command"]
+    cold = command["cold kernel cache"]["seconds"]
+    warm = [row["seconds"] for title, row in command.items() if "warm" in title]
+    two, three = (sections["floats"][f"d = 512, {count} slices"] for count in (2, 3))
+    stored = sections["floats"]["d = 512, stored, 2 slices"]
+    small = ", ".join(f"{sections['small'][f'd = {d}']['ms']:.1f}" for d in (3, 16, 64))
     rows = [
         ("also", ""),
         (
@@ -139,7 +139,7 @@ def own_table(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
                 f"{row['three_passes_seconds']:.{digits}f} s, {row['peak_bytes'] / 1e9:.1f} GB",
             )
             for n, digits in (("250,000", 2), ("1,000,000", 1))
-            for row in [first["large"][f"n = m = {n}"]]
+            for row in [sections["large"][f"n = m = {n}"]]
         ),
         (
             "floats, d = 512, 16 bits a coordinate",
@@ -153,7 +153,7 @@ def own_table(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
         ("d = 3, 16, 64", f"{small} ms a pass"),
         (
             "class laws and label costs, 2 x 60,000 x 784",
-            f"{first['laws']['2 x 60,000 x 784']['seconds']:.1f} s",
+            f"{sections['laws']['2 x 60,000 x 784']['seconds']:.2f} s",
         ),
     ]
     return markdown(rows)

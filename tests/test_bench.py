@@ -285,7 +285,7 @@ def test_the_gpu_benchmark_runs_in_small_and_records_what_fails(tmp_path):
     report = json.loads(out.read_text())
     assert list(report["sections"]) == ["pass", "solver", "large", "laws", "matrix"]
     rows = [row for section in report["sections"].values() for row in section.values()]
-    assert len(rows) == 2 + 8 + 1 + 1 + 1
+    assert len(rows) == 2 + 8 + 1 + 1 + 2
     assert not [row["error"] for row in rows if "error" in row]
     assert "FAILED" not in done.stdout and "goal <=" in done.stdout
 
