@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from otdd_flash_kernels.operands import add_products, described
-from otdd_flash_kernels.tiles import column_bias, reduce_scores
+from otdd_flash_kernels.tiles import column_bias, own_tile, reduce_scores, store_reduced
 
 
 @triton.jit(do_not_specialize=["n", "m", "n_tiles", "n_classes"])
@@ -52,12 +52,7 @@ def softmin_kernel(
     BK: tl.constexpr,
 ):
     """Reduce one row tile over the columns of one segment."""
-    tile = tl.program_id(0) % n_tiles
-    segment = tl.program_id(0) // n_tiles
-    first_row = tl.load(tiles + tile * 4)
-    end_row = tl.load(tiles + tile * 4 + 1)
-    klass = tl.load(tiles + tile * 4 + 2)
-    tile_steps = tl.load(tiles + tile * 4 + 3)
+    first_row, end_row, klass, tile_steps, segment = own_tile(tiles, n_tiles)
     u += tile_steps.to(tl.int64) * m
     label_cost += klass.to(tl.int64) * n_classes
     row = first_row + tl.arange(0, BM)
@@ -85,9 +80,4 @@ def softmin_kernel(
             score = dots.to(tl.float32) * slope + bias[None, :]
             top, total, moment = reduce_scores(score, tail, top, total, moment, MODE)
 
-    place = segment.to(tl.int64) * n + row
-    tl.store(out_top + place, top, mask=row < end_row)
-    if MODE != 1:
-        tl.store(out_sum + place, total, mask=row < end_row)
-    if MODE == 2:
-        tl.store(out_mean + place, moment, mask=row < end_row)
+    store_reduced(out_top, out_sum, out_mean, top, total, moment, segment, row, end_row, n, MODE)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from otdd_flash_kernels.operands import described
-from otdd_flash_kernels.tiles import column_bias, reduce_scores
+from otdd_flash_kernels.tiles import column_bias, own_tile, reduce_scores, store_reduced
 
 # half a unit of 2^8 and half a unit of 2^16
 TRUNCATED = 2**7 + 2**15
@@ -48,11 +48,7 @@ def softmin_narrow_kernel(
     BK: tl.constexpr,  # >= d
 ):
     """Reduce one row tile over the columns of one segment."""
-    tile = tl.program_id(0) % n_tiles
-    segment = tl.program_id(0) // n_tiles
-    first_row = tl.load(tiles + tile * 4)
-    end_row = tl.load(tiles + tile * 4 + 1)
-    klass = tl.load(tiles + tile * 4 + 2)
+    first_row, end_row, klass, _, segment = own_tile(tiles, n_tiles)
     label_cost += klass.to(tl.int64) * n_classes
     row = first_row + tl.arange(0, BM)
     rows = described(rows, 2 * n, d, BM, BK)
@@ -80,9 +76,4 @@ def softmin_narrow_kernel(
             score = dots.to(tl.float32) * slope + bias[None, :]
             top, total, moment = reduce_scores(score, no_tail, top, total, moment, MODE)
 
-    place = segment.to(tl.int64) * n + row
-    tl.store(out_top + place, top, mask=row < end_row)
-    if MODE != 1:
-        tl.store(out_sum + place, total, mask=row < end_row)
-    if MODE == 2:
-        tl.store(out_mean + place, moment, mask=row < end_row)
+    store_reduced(out_top, out_sum, out_mean, top, total, moment, segment, row, end_row, n, MODE)

@@ -88,6 +88,21 @@ def column_runs(
 
 
 @triton.jit
+def own_tile(
+    tiles,  # (tiles, 4) int32: first row, end row, class, steps
+    n_tiles,
+):
+    """Return the first row, end row, class and steps of a program's tile, and its segment."""
+    tile = tl.program_id(0) % n_tiles
+    segment = tl.program_id(0) // n_tiles
+    first_row = tl.load(tiles + tile * 4)
+    end_row = tl.load(tiles + tile * 4 + 1)
+    klass = tl.load(tiles + tile * 4 + 2)
+    steps = tl.load(tiles + tile * 4 + 3)
+    return first_row, end_row, klass, steps, segment
+
+
+@triton.jit
 def column_bias(
     u,  # (m,) float32 bias of the columns, base 2
     label_cost,  # (Vy,) float32 label costs of the tile's class, base 2
@@ -125,3 +140,26 @@ def reduce_scores(
             moment += tl.sum(weights * tl.where(weights > 0, relative, 0.0), 1)
         total = total * rescale + tl.sum(weights, 1)
     return higher, total, moment
+
+
+@triton.jit
+def store_reduced(
+    out_top,  # (segments, n) float32
+    out_sum,  # (segments, n) float32
+    out_mean,  # (segments, n) float32
+    top,  # (BM,) maxima of a tile's rows
+    total,  # (BM,) sums relative to them
+    moment,  # (BM,) sums of weight times (score - top)
+    segment,
+    row,  # (BM,) rows of the tile
+    end_row,
+    n,
+    MODE: tl.constexpr,  # 0 sum, 1 maximum only, 2 sum and moment
+):
+    """Write what `reduce_scores` made of a tile's rows in a segment."""
+    place = segment.to(tl.int64) * n + row
+    tl.store(out_top + place, top, mask=row < end_row)
+    if MODE != 1:
+        tl.store(out_sum + place, total, mask=row < end_row)
+    if MODE == 2:
+        tl.store(out_mean + place, moment, mask=row < end_row)
