@@ -243,3 +243,21 @@ def check_points(
                 "subtract an offset or scale the points, or pass floats"
             )
     return points.contiguous()
+
+
+def check_clouds(
+    x: Any,  # (n, ...) numbers
+    y: Any,  # (m, ...)
+) -> tuple[Tensor, Tensor]:  # (n, d) and (m, d), as `check_points` returns them
+    """Return two clouds of points with the same number of features.
+
+    Raises:
+        DataError: as :func:`check_points` does, or different numbers of features.
+    """
+    clouds = check_points(x, "x"), check_points(y, "y")
+    if clouds[0].shape[1] != clouds[1].shape[1]:
+        raise DataError(
+            f"x has {clouds[0].shape[1]} features, y has {clouds[1].shape[1]}: "
+            "bring both to one feature space"
+        )
+    return clouds

@@ -79,6 +79,23 @@ def sinkhorn_divergence(
         device=device,
         memory_budget=memory_budget,
     )
+    return divergence_loss(
+        x, y, a, b, labels=labels, label_cost=label_cost, factor=factor, settings=settings
+    )
+
+
+def divergence_loss(
+    x: Any,  # (n, d) numbers
+    y: Any,  # (m, d)
+    a: Any,  # (n,) weights that sum to 1; None: uniform
+    b: Any,  # (m,)
+    *,
+    labels: tuple[Tensor, Tensor] | None = None,
+    label_cost: tuple[Tensor, Tensor, Tensor] | None = None,
+    factor: float,
+    settings: OTDDSettings,
+) -> Tensor:  # () float64, on the device of x
+    """Return S as :func:`sinkhorn_divergence` does, its settings as one object."""
     tensors, constants = divergence_inputs(
         x, y, a, b, labels=labels, label_cost=label_cost, factor=factor, settings=settings
     )

@@ -208,6 +208,18 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def device_of(
+    points: Tensor,
+    device: str,  # as `resolve_device` takes it
+) -> torch.device:
+    """Return the device meant; ``auto`` stays where the points are if that is a GPU.
+
+    Raises:
+        DeviceError: an unknown name, or a GPU that is not there.
+    """
+    return points.device if points.is_cuda and device == "auto" else resolve_device(device)
+
+
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device now.
 

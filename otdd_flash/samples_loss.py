@@ -21,8 +21,8 @@ from otdd_flash.checks import WEIGHT_SUM_TOLERANCE, check_masses, shown
 from otdd_flash.cost import Margin, Side, make_problem, make_side
 from otdd_flash.divergence import LabelledClouds, divergence_steps, warn_unconverged
 from otdd_flash.errors import DataError, SettingsError, WeightError
-from otdd_flash.loss import sinkhorn_divergence
-from otdd_flash.ops import resolve_device
+from otdd_flash.loss import divergence_loss
+from otdd_flash.ops import device_of
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import OTDDSettings, check_number
 from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
@@ -158,20 +158,7 @@ class SamplesLoss(torch.nn.Module):
         if self.reach is not None:
             return unbalanced_divergence(x, y, a, b, self._rho(), COST, settings)
         mass = _equal_mass(a, b)
-        value = sinkhorn_divergence(
-            x,
-            y,
-            a / mass,
-            b / mass,
-            factor=COST,
-            epsilon=settings.epsilon,
-            tol=settings.tol,
-            max_passes=settings.max_passes,
-            debias=settings.debias,
-            slices=settings.slices,
-            device=settings.device,
-            memory_budget=settings.memory_budget,
-        )
+        value = divergence_loss(x, y, a / mass, b / mass, factor=COST, settings=settings)
         if settings.debias:
             return mass * value
         return mass * (value - float(settings.epsilon) * math.log(mass))
@@ -295,8 +282,7 @@ def _balanced_potentials(
 ) -> tuple[Tensor, Tensor]:  # (n,) and (m,) float64
     """Return the potentials of all samples, those without weight too, with equal means."""
     mass = _equal_mass(a, b)
-    auto = x.is_cuda and settings.device == "auto"
-    device = x.device if auto else resolve_device(settings.device)
+    device = device_of(x, settings.device)
     points, weights = (x, y), tuple(w.double() / mass for w in (a, b))
     sides = [
         make_side(p, torch.zeros(len(p), dtype=torch.int64, device=p.device), w, device)

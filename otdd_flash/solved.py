@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.certificate import renumbered
-from otdd_flash.checks import check_points, check_weights
+from otdd_flash.checks import check_clouds, check_points, check_weights
 from otdd_flash.cost import make_side
 from otdd_flash.divergence import (
     Divergence,
@@ -20,10 +20,10 @@ from otdd_flash.divergence import (
     divergence_steps,
     warn_unconverged,
 )
-from otdd_flash.errors import DataError, LabelError, SettingsError
+from otdd_flash.errors import LabelError, SettingsError
 from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
 from otdd_flash.hessian import Hessian
-from otdd_flash.ops import resolve_device
+from otdd_flash.ops import device_of
 from otdd_flash.plan import Plan
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import OTDDSettings
@@ -81,12 +81,7 @@ class SolvedDivergence:
     def __init__(self, tensors: tuple[Tensor, ...], constants: Constants) -> None:
         x, y, a, b, *costs = tensors
         self.constants = constants
-        points = check_points(x, "x"), check_points(y, "y")
-        if points[0].shape[1] != points[1].shape[1]:
-            raise DataError(
-                f"x has {points[0].shape[1]} features, y has {points[1].shape[1]}: "
-                "bring both to one feature space"
-            )
+        points = check_clouds(x, y)
         self.shapes = x.shape, y.shape
         self.points = points
         self.weights = check_weights(a, len(x), "a"), check_weights(b, len(y), "b")
@@ -118,8 +113,7 @@ class SolvedDivergence:
     def _solve(self, costs: list[Tensor]) -> tuple[LabelledClouds, Divergence]:
         constants, first = self.constants, self.points[0]
         settings = constants.settings
-        here = first.is_cuda and settings.device == "auto"
-        device = first.device if here else resolve_device(settings.device)
+        device = device_of(first, settings.device)
         sides = [
             make_side(p, ids.to(p.device), w.to(p.device), device)
             for p, ids, w in zip(self.points, constants.labels, self.weights, strict=True)

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from otdd_flash.certificate import Bounds
-from otdd_flash.checks import check_masses, check_points
+from otdd_flash.checks import check_clouds, check_masses
 from otdd_flash.cost import Margin, Side
 from otdd_flash.divergence import LabelledClouds
-from otdd_flash.errors import ConvergenceWarning, DataError
+from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.gradient import column_pull, row_pull
 from otdd_flash.matching import match
-from otdd_flash.ops import resolve_device
+from otdd_flash.ops import device_of
 from otdd_flash.plan import Plan
 from otdd_flash.sinkhorn import Solution, finish
 from otdd_flash.types import OTDDSettings
@@ -127,15 +127,9 @@ def solve_terms(
     settings: OTDDSettings,
 ) -> UnbalancedDivergence:
     """Solve the terms of S one after the other, as :func:`unbalanced_divergence` does."""
-    points = check_points(x, "x"), check_points(y, "y")
-    if points[0].shape[1] != points[1].shape[1]:
-        raise DataError(
-            f"x has {points[0].shape[1]} features, y has {points[1].shape[1]}: "
-            "bring both to one feature space"
-        )
+    points = check_clouds(x, y)
     masses = check_masses(a, len(points[0]), "a"), check_masses(b, len(points[1]), "b")
-    auto = x.is_cuda and settings.device == "auto"
-    device = x.device if auto else resolve_device(settings.device)
+    device = device_of(x, settings.device)
     sides = [_side(p, w, device) for p, w in zip(points, masses, strict=True)]
     if settings.debias and match(*sides) is not None:
         return UnbalancedDivergence(0.0, Bounds(0.0, 0.0), None, ())
