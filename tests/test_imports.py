@@ -72,8 +72,6 @@ FLOORS = (
         "otdd_flash.sheets",
         "otdd_flash.figures",
         "otdd_flash.plots",
-        "otdd_flash.maps",
-        "otdd_flash.tables",
         "otdd_flash.results",
     ),
     ("otdd_flash.bench", "otdd_flash.report", "otdd_flash.flows"),
