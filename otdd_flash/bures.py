@@ -13,7 +13,7 @@ the optimal map between the laws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,21 +21,13 @@ import torch
 from torch import Tensor
 
 from otdd_flash.errors import DataError, SettingsError, WeightError
+from otdd_flash.factor_pairs import MEMORY_LIMIT, batched_pairs, svd_pairs
 from otdd_flash.gaussians import ClassLaws
-from otdd_flash.polar import ACCURACY, polar, polish
-from otdd_flash_kernels.workers import spread
+from otdd_flash.polar import ACCURACY
 
 METHODS = ("auto", "svd", "polar")
-# below this share of tr A + tr B the difference of traces has lost digits: use the sum of squares
-NEAR = 1e-3
-# more than this of a polar factor's orthonormality missing: it is not a minimiser Q
-MISSING = 1e-7
-# bytes of temporaries of the polar method
-MEMORY_LIMIT = 1 << 29
-# ranks are padded to a multiple of it, which products like
-ALIGNED = 32
-# the pair of two factors
-BOTH = torch.tensor([[0, 1]])
+# accuracy where the full one would take minutes: this many pairs times their ranks cubed
+FAST_ACCURACY, FAST_WORK = 1e-7, 1e13
 
 
 class LabelCost(NamedTuple):
@@ -51,7 +43,7 @@ def gaussian_w2(
     target: ClassLaws,  # Vy laws of the same kind, d and device
     *,
     method: str = "auto",
-    accuracy: float = ACCURACY,
+    accuracy: float | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Tensor:  # (Vx, Vy) float64, squared units of the points
     """Return the squared 2-Wasserstein distances between all laws of two datasets.
@@ -63,8 +55,9 @@ def gaussian_w2(
         source: laws of the rows.
         target: laws of the columns.
         method: "svd" (singular values pair by pair), "polar" (batched products), or "auto":
-            polar on an accelerator, svd on the CPU.
-        accuracy: share of ``|F G^T|_*`` by which batched values may be off, 1e-12 to 1e-2.
+            polar on a GPU, svd on the CPU.
+        accuracy: share of ``|F G^T|_*`` by which values of the polar method may be off, 1e-12 to
+            1e-2, held by a bound for each pair; None: `usual_accuracy`.
         memory_limit: bytes of temporaries of the polar method.
 
     Raises:
@@ -72,7 +65,8 @@ def gaussian_w2(
         SettingsError: different kinds, unknown method, an accuracy outside 1e-12 to 1e-2.
         WeightError: a class of mass zero.
 
-    Memory: one pair at a time (svd) or ``memory_limit`` (polar); never (Vx, Vy, d, d).
+    Memory: one pair at a time (svd), or ``memory_limit`` and the factors once more (polar); never
+    (Vx, Vy, d, d).
     Source: Dowson and Landau 1982; Olkin and Pukelsheim 1982; Bhatia, Jain and Lim 2019,
     "On the Bures-Wasserstein distance between positive definite matrices", theorem 1.
     """
@@ -84,7 +78,7 @@ def label_cost(
     target: ClassLaws,  # Vy laws
     *,
     method: str = "auto",
-    accuracy: float = ACCURACY,
+    accuracy: float | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> LabelCost:
     """Return the distances between source and target classes and within either.
@@ -96,14 +90,37 @@ def label_cost(
     return LabelCost(*_blocks((source, target), wanted, method, accuracy, memory_limit))
 
 
+def usual_accuracy(source: ClassLaws, target: ClassLaws) -> float:
+    """Return the accuracy that distances have unless told: 1e-10, 1e-7 where that takes minutes."""
+    if source.factors is None or target.factors is None:
+        return ACCURACY
+    work = 1.0
+    for factors in (source.factors, target.factors):
+        work *= sum(factor.shape[0] ** 1.5 for factor in factors)
+    return FAST_ACCURACY if work > FAST_WORK else ACCURACY
+
+
+def accuracy_notes(source: ClassLaws, target: ClassLaws) -> list[str]:
+    """Return what a result says of label costs that are less exact than usual."""
+    accuracy = usual_accuracy(source, target)
+    # the CPU takes singular values
+    if accuracy == ACCURACY or source.means.device.type == "cpu":
+        return []
+    return [
+        f"label costs of {source.classes:,} x {target.classes:,} classes: |F G^T|_* to "
+        f"{accuracy:g} of its size, by a bound for each pair"
+    ]
+
+
 def _blocks(
     laws: tuple[ClassLaws, ClassLaws],
     wanted: Sequence[tuple[int, int]],
     method: str,
-    accuracy: float,
+    accuracy: float | None,
     memory_limit: int,
 ) -> list[Tensor]:
     check_laws(laws)
+    accuracy = usual_accuracy(*laws) if accuracy is None else accuracy
     if method not in METHODS:
         raise SettingsError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
     if not 1e-12 <= accuracy <= 1e-2:
@@ -129,9 +146,9 @@ def _blocks(
     if apart.any():
         chosen = torch.from_numpy(pairs[apart])
         if method == "polar" or (method == "auto" and out[0].device.type != "cpu"):
-            found = _polar_pairs(factors, chosen, accuracy, memory_limit)
+            found = batched_pairs(factors, chosen, accuracy, memory_limit)
         else:
-            found = _svd_pairs(factors, chosen)
+            found = svd_pairs(factors, chosen)
         values[torch.from_numpy(apart).to(values.device)] = found
     each = values[torch.from_numpy(inverse.ravel()).to(values.device)]
     parts = each.split([c.size for c in codes])
@@ -168,112 +185,6 @@ def _probe(factor: Tensor) -> Tensor:
     flat = factor.reshape(-1)
     entries = flat[:: max(1, flat.shape[0] // 32)][:32]
     return torch.nn.functional.pad(entries, (0, 32 - entries.shape[0]))
-
-
-def _traces(factors: list[Tensor]) -> Tensor:
-    return torch.stack([factor.square().sum() for factor in factors])
-
-
-def _svd_pairs(
-    factors: list[Tensor],
-    pairs: Tensor,  # (P, 2) numbers of factors
-) -> Tensor:  # (P,) B2
-    traces = _traces(factors).tolist()
-
-    def value(pair: list[int]) -> float:
-        f, g = factors[pair[0]], factors[pair[1]]
-        total = traces[pair[0]] + traces[pair[1]]
-        if not (f.shape[0] and g.shape[0]):
-            return total
-        found = total - 2.0 * float(torch.linalg.svdvals(f @ g.mT).sum())
-        return _procrustes(f, g) if found < NEAR * total else found
-
-    on_cpu = factors[0].device.type == "cpu"
-    values = spread(value, pairs.tolist()) if on_cpu else [value(p) for p in pairs.tolist()]
-    return torch.tensor(values, dtype=torch.float64, device=factors[0].device)
-
-
-def _procrustes(f: Tensor, g: Tensor) -> float:
-    """``min_Q |F - Q G|_F^2``, the rounding of F and G squared away when they are close."""
-    if f.shape[0] < g.shape[0]:
-        f, g = g, f
-    u, _, vh = torch.linalg.svd(f @ g.mT, full_matrices=False)
-    return float((f - (u @ vh) @ g).square().sum())
-
-
-def _polar_pairs(
-    factors: list[Tensor],
-    pairs: Tensor,  # (P, 2) numbers of factors
-    accuracy: float,
-    memory_limit: int,
-) -> Tensor:  # (P,) B2
-    traces = _traces(factors)
-    heights = torch.tensor([factor.shape[0] for factor in factors])
-    values = traces.new_zeros(len(pairs))
-    if not int(heights.max()):
-        return values
-    padded = _padded(factors)
-    for part in _batches(heights[pairs], padded.shape[2], memory_limit):
-        chosen = pairs[part]
-        values[part.to(values.device)] = _polar_batch(factors, padded, traces, chosen, accuracy)
-    return values
-
-
-def _padded(factors: list[Tensor]) -> Tensor:  # (V, rank, d), the rank a multiple of ALIGNED
-    rank = max(factor.shape[0] for factor in factors)
-    out = factors[0].new_zeros(len(factors), _aligned(rank), factors[0].shape[1])
-    for k, factor in enumerate(factors):
-        out[k, : len(factor)] = factor
-    return out
-
-
-def _aligned(rank: int) -> int:
-    return -(-rank // ALIGNED) * ALIGNED
-
-
-def _batches(
-    heights: Tensor,  # (P, 2) ranks of the two factors of each pair
-    d: int,
-    memory_limit: int,
-) -> Iterator[Tensor]:  # rows of pairs, those of like ranks together
-    """Yield the pairs in batches that fit the memory: each works at its own largest ranks."""
-    r, s = heights.amax(1), heights.amin(1)
-    order = torch.argsort(r * (d + 1) + s, descending=True, stable=True)
-    while len(order):
-        # the first of them is the largest
-        high = _aligned(int(r[order[0]]))
-        entries = high * max(2 * d + high, 5 * high)
-        step = max(1, memory_limit // (8 * max(1, entries)))
-        yield order[:step]
-        order = order[step:]
-
-
-def _polar_batch(
-    factors: list[Tensor],
-    padded: Tensor,  # (V, rank, d)
-    traces: Tensor,  # (V,)
-    pairs: Tensor,  # (P, 2)
-    accuracy: float,
-) -> Tensor:  # (P,)
-    heights = torch.tensor([[len(factors[k]) for k in pair] for pair in pairs.tolist()])
-    i, j = pairs.to(padded.device).unbind(1)
-    high = [_aligned(int(h)) for h in heights.amax(0)]
-    f, g = padded[:, : high[0]], padded[:, : high[1]]
-    found = polar(f[i] @ g[j].mT, heights.amin(1).to(traces), accuracy)
-    total = traces[i] + traces[j]
-    value = total - 2.0 * found.nuclear
-    near = found.converged & (value < NEAR * total)
-    # heights that differ leave rows of one factor that the square Q does not reach
-    level = (heights[:, 0] == heights[:, 1]).to(near.device)
-    near_polar = torch.nonzero(near & level & (found.missing < MISSING))[:, 0]
-    if near_polar.shape[0]:
-        q = polish(found.factor[near_polar])
-        gap = f[i[near_polar]] - q @ g[j[near_polar]]
-        value[near_polar] = gap.square().sum((1, 2))
-        near[near_polar] = False
-    for k in torch.nonzero(near | ~found.converged)[:, 0].tolist():
-        value[k] = _svd_pairs([factors[m] for m in pairs[k].tolist()], BOTH)[0]
-    return value
 
 
 def check_laws(laws: tuple[ClassLaws, ClassLaws]) -> None:

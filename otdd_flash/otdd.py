@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import label_cost
+from otdd_flash.bures import accuracy_notes, label_cost
 from otdd_flash.certificate import quantization_bound
 from otdd_flash.confidence import Confidence, bootstrap_steps, floor_steps
 from otdd_flash.cost import check_dimensions
@@ -264,7 +264,7 @@ def _result(
 ) -> OTDDResult:
     assert divergence.transport is not None and divergence.mass is not None
     solution, transport = divergence.cross.solution, divergence.transport
-    notes = [*src.notes, *tgt.notes]
+    notes = [*src.notes, *tgt.notes, *accuracy_notes(src.laws, tgt.laws)]
     if divergence.mean_cost <= 0:
         notes.append("all costs are zero: every sample of both datasets is the same point")
     return OTDDResult(

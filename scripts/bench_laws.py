@@ -1,24 +1,33 @@
 """Time class laws and label cost and compare the methods; prints one JSON object.
 
 For example ``bench_laws.py --data-root DATA --samples 60000 --no-compare`` on a CPU, and
-``bench_laws.py --device cuda --many --classes 1000 --dimension 512`` on a GPU.
+``bench_laws.py --device cuda --many --classes 1000 --dimension 512`` on a GPU, which ends after
+``--time-limit`` seconds whatever is left, with a figure that says so.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import click
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import LabelCost, gaussian_w2, label_cost
+from otdd_flash.bures import LabelCost, gaussian_w2, label_cost, usual_accuracy
 from otdd_flash.datasets import load
+from otdd_flash.factor_pairs import BAND_ACCURACY
 from otdd_flash.factors import factorize
 from otdd_flash.gaussians import ClassLaws, class_laws
+from otdd_flash.nuclear import LARGEST
 from otdd_flash.otdd import warm_up
-from otdd_flash.timing import Clock
+from otdd_flash.timing import Clock, seconds_of
+
+# what float64 products and copies reach on one H200
+FLOPS, BYTES = 5e13, 4.2e12
+# source classes whose distances are timed together
+SLAB = 100
 
 
 def difference(one: Tensor, two: Tensor) -> dict[str, float]:
@@ -88,6 +97,55 @@ def real(
     return report
 
 
+def operations(
+    rank: int,
+    dimension: int,
+    accuracy: float,  # relative, of nuclear norms
+) -> dict[str, float]:
+    """Return what one pair of laws of equal rank costs, by bands and by polar factors.
+
+    Bands: F G^T, its Gram matrix (five eighths of a product) and, for panels of 16 columns, three
+    passes over what is left of it, in which two products ride. Polar: steps of a Gram matrix and
+    a product, which raise a floor of accuracy / 2 by 2.55 each and then flatten in five.
+    """
+    product, pair = 2.0 * rank**3, 2.0 * rank**2 * dimension
+    steps = math.ceil(math.log(2.0 / accuracy) / math.log(2.55)) + 5
+    return {
+        "bands_flops": pair + 0.625 * product + 2.0 * rank**3,
+        "bands_bytes": 3 * 8 * rank**3 / (3 * 16),
+        "polar_flops": pair + steps * 1.625 * product,
+        "polar_steps": steps,
+    }
+
+
+def predicted(counts: dict[str, float], bands: bool) -> float:
+    """Return the seconds of a pair at the rates of one H200 in float64: FLOPS and BYTES."""
+    if bands:
+        return counts["bands_flops"] / FLOPS + counts["bands_bytes"] / BYTES
+    return counts["polar_flops"] / FLOPS
+
+
+def timed_block(
+    clock: Clock,
+    source: ClassLaws,
+    target: ClassLaws,
+    time_limit: float,  # seconds after which no slab begins
+    **options: Any,  # of `gaussian_w2`
+) -> tuple[Tensor, float]:  # (rows done, Vy), their share
+    """Compute distances by slabs of rows, as many as the time allows."""
+    rows: list[Tensor] = []
+    done, spent = 0, 0.0
+    while done < source.classes and spent < time_limit:
+        slab = part(source, SLAB, done)
+        block, seconds = seconds_of(
+            lambda slab=slab: gaussian_w2(slab, target, **options), clock.device
+        )
+        rows.append(block)
+        done, spent = done + slab.classes, spent + seconds
+    clock.seconds["label cost"] = spent
+    return torch.cat(rows), done / source.classes
+
+
 def many(
     clock: Clock,
     classes: int,
@@ -96,6 +154,9 @@ def many(
     method: str,
     check: int,
     samples: int | None = None,
+    accuracy: float | None = None,
+    memory_limit: int = 1 << 31,
+    time_limit: float = 100.0,
 ) -> dict[str, Any]:
     """Time a block of classes x classes random laws; check a corner by singular values."""
     laws = clock(
@@ -104,23 +165,44 @@ def many(
             random_laws(classes, dimension, decay, seed, clock.device, samples) for seed in (0, 1)
         ],
     )
-    clock("warm up", lambda: gaussian_w2(part(laws[0], 8), part(laws[1], 8), method=method))
-    found = clock("label cost", lambda: gaussian_w2(*laws, method=method))
+    if accuracy is None:
+        accuracy = usual_accuracy(*laws)
+    options: dict[str, Any] = {
+        "method": method,
+        "accuracy": accuracy,
+        "memory_limit": memory_limit,
+    }
+    # as many pairs as let bands come first
+    clock("warm up", lambda: gaussian_w2(part(laws[0], 40), part(laws[1], 40), **options))
+    found, share = timed_block(clock, *laws, time_limit, **options)
     corner = [part(law, check) for law in laws]
     reference = clock("check (svd)", lambda: gaussian_w2(*corner, method="svd"))
+    rank = max(len(factor) for law in laws for factor in law.factors or ())
+    counts = operations(rank, dimension, accuracy)
+    bands = accuracy >= BAND_ACCURACY and rank <= LARGEST
+    pairs = found.numel()
     return {
         "classes": classes,
         "dimension": dimension,
         "samples": samples or 2 * dimension,
+        "rank": rank,
         "decay": decay,
+        "accuracy": accuracy,
+        "done": share,
+        # measured where done is 1
+        "seconds_extrapolated": clock.seconds["label cost"] / share,
+        "seconds_predicted": predicted(counts, bands) * classes**2,
+        "microseconds_a_pair": 1e6 * clock.seconds["label cost"] / pairs,
+        "operations_a_pair": counts,
         "difference": difference(found[:check, :check], reference),
     }
 
 
-def part(laws: ClassLaws, classes: int) -> ClassLaws:
-    """Return the first laws."""
-    factors = None if laws.factors is None else laws.factors[:classes]
-    return ClassLaws(laws.kind, laws.masses[:classes], laws.means[:classes], None, factors)
+def part(laws: ClassLaws, classes: int, first: int = 0) -> ClassLaws:
+    """Return some of the laws."""
+    chosen = slice(first, first + classes)
+    factors = None if laws.factors is None else laws.factors[chosen]
+    return ClassLaws(laws.kind, laws.masses[chosen], laws.means[chosen], None, factors)
 
 
 @click.command(help=__doc__)
@@ -132,6 +214,10 @@ def part(laws: ClassLaws, classes: int) -> ClassLaws:
 @click.option("--classes", default=1000, show_default=True, help="With --many.")
 @click.option("--dimension", default=512, show_default=True, help="With --many.")
 @click.option("--decay", default=0.0, show_default=True, help="With --many: spectrum k^-2 decay.")
+@click.option("--law-samples", type=int, help="With --many: samples a class, else 2 d.")
+@click.option("--accuracy", type=float, help="With --many: of nuclear norms, else the usual one.")
+@click.option("--memory-limit", default=1 << 31, show_default=True, help="With --many: bytes.")
+@click.option("--time-limit", default=100.0, show_default=True, help="With --many: seconds.")
 @click.option("--check", default=4, show_default=True, help="With --many: laws a side checked.")
 @click.option("--compare/--no-compare", default=True, help="Run the other method too (real data).")
 def main(
@@ -143,6 +229,10 @@ def main(
     classes: int,
     dimension: int,
     decay: float,
+    law_samples: int | None,
+    accuracy: float | None,
+    memory_limit: int,
+    time_limit: float,
     check: int,
     compare: bool,
 ) -> None:
@@ -153,7 +243,18 @@ def main(
     if cuda:
         torch.cuda.reset_peak_memory_stats(where)
     if random:
-        report = many(clock, classes, dimension, decay, method, check)
+        report = many(
+            clock,
+            classes,
+            dimension,
+            decay,
+            method,
+            check,
+            law_samples,
+            accuracy,
+            memory_limit,
+            time_limit,
+        )
     else:
         report = real(clock, data_root, samples, method, compare)
     report |= {

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otdd_flash import bures
+from otdd_flash import factor_pairs
 from otdd_flash.bures import gaussian_w2, label_cost
 from otdd_flash.errors import DataError, SettingsError, WeightError
 from otdd_flash.gaussians import class_laws, laws_from_moments
@@ -263,8 +263,8 @@ def test_unconverged_pairs_fall_back(monkeypatch):
     # one round that leaves all values below a half behind
     monkeypatch.setattr("otdd_flash.polar._floors", lambda *args: [0.5])
     calls = []
-    solve = bures._svd_pairs
-    monkeypatch.setattr(bures, "_svd_pairs", lambda *args: calls.append(1) or solve(*args))
+    solve = factor_pairs.svd_pairs
+    monkeypatch.setattr(factor_pairs, "svd_pairs", lambda *args: calls.append(1) or solve(*args))
     torch.testing.assert_close(gaussian_w2(x, y, method="polar"), expected, rtol=1e-12, atol=0)
     assert len(calls) == 9
 
@@ -304,6 +304,8 @@ def test_errors():
     points, labels, weights = random_data(0, 30, 3, 2)
     with pytest.raises(SettingsError, match="expected one of auto, svd, polar"):
         gaussian_w2(x, x, method="eig")
+    with pytest.raises(SettingsError, match="accuracy is 0.5, expected a number from 1e-12 to"):
+        gaussian_w2(x, x, accuracy=0.5)
     with pytest.raises(SettingsError, match="gaussian and means"):
         gaussian_w2(x, class_laws(points, labels, weights, kind="means"))
     with pytest.raises(DataError, match="3 features, target has 4"):

@@ -58,6 +58,8 @@ FLOORS = (
         "otdd_flash.attached",
         "otdd_flash.differentiable",
         "otdd_flash.polar",
+        "otdd_flash.nuclear",
+        "otdd_flash.factor_pairs",
     ),
     (
         "otdd_flash.otdd",

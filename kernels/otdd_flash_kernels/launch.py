@@ -116,6 +116,13 @@ def cholesky_launch(
     return warps, 8 if entries <= 4 else max(16 // entries, 1)
 
 
+def reflection_warps(
+    height: int,  # rows of a panel of 16 columns, a power of two
+) -> int:
+    """Return the warps of a program that holds a panel of float64: 32 entries a thread."""
+    return min(max(height // 64, 1), 8)
+
+
 def wanted_programs(device: torch.device) -> int:
     """Return how many programs keep a device busy to the end."""
     if device.type == "cpu":
