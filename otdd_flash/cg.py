@@ -46,6 +46,7 @@ class Solve:
     iterations: int
     residual: float  # relative, recomputed from the returned solution
     converged: bool
+    spent: bool = False  # stopped by the number of iterations
 
 
 def conjugate_gradients(
@@ -95,16 +96,16 @@ def conjugate_gradients(
     if singular:
         solution = solution - (mass @ solution) / mass.sum()
     relative = left / whole if whole > 0 else 0.0
-    return solution, residual, Solve(steps, relative, relative <= tol)
+    return solution, residual, Solve(steps, relative, relative <= tol, steps >= most)
 
 
-def warn_unsolved(solve: Solve, settings: CGSettings) -> None:
+def warn_unsolved(solve: Solve) -> None:
     """Warn of a solve that stopped before its tolerance, and say what to do."""
     if solve.converged:
         return
     advice = (
         "raise cg_max or epsilon"
-        if solve.iterations >= settings.most
+        if solve.spent
         else "rounding hides smaller ones: raise cg_tol or epsilon"
     )
     warnings.warn(

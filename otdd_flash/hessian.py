@@ -110,6 +110,7 @@ def _worst(solves: list[Solve]) -> Solve:
         sum(s.iterations for s in solves),
         max(s.residual for s in solves),
         all(s.converged for s in solves),
+        any(s.spent and not s.converged for s in solves),
     )
 
 

@@ -176,7 +176,7 @@ class _Gradient(torch.autograd.Function):
         *outs, solve = ctx.hessian.product(
             *flat, rows=needed[1], columns=needed[2], settings=settings
         )
-        warn_unsolved(solve, settings)
+        warn_unsolved(solve)
         scaled = (
             h if h is None else (upstream.to(h) * h).to(p).reshape(p.shape)
             for h, p in zip(outs, (x, y), strict=True)

@@ -302,18 +302,20 @@ def make_transport(
     """Return the products with a plan that second derivatives need, on the device of its clouds.
 
     The plan is stored where that fits the budget and, on a GPU, reads faster than it is remade.
+    Clouds of three slices are for float64: theirs are made by torch there too.
 
     Raises:
-        DeviceError: a GPU that cannot run the kernels, or clouds of three slices.
+        DeviceError: a GPU that cannot run the kernels.
     """
-    device = pair.rows.data.device
+    device, (n, m) = pair.rows.data.device, pair.shape
     budget = free_memory(device) // 2 if memory_budget is None else memory_budget
-    if device.type == "cuda":
+    source: Transport
+    if device.type == "cuda" and pair.rows.data.shape[0] < 3:
         source, stores = _triton_transport(pair, f, g, a, b, eps), _pays_to_store(pair, budget)
     else:
         source = BlockTransport(pair, f, g, a, b, eps)
-        stores = 8 * pair.rows.n * pair.columns.n + WORKSPACE_BYTES <= budget
-    return StoredTransport(source, a, pair.columns.n) if stores else source
+        stores = 8 * n * m + WORKSPACE_BYTES <= budget
+    return StoredTransport(source, a, m) if stores else source
 
 
 def _triton_transport(
@@ -326,5 +328,3 @@ def _triton_transport(
         return TritonTransport(pair, f, g, a, b, eps)
     except UnsupportedDeviceError as error:
         raise DeviceError(str(error)) from error
-    except ValueError as error:
-        raise DeviceError(f"{error}: use slices=2, or device='cpu'") from error

@@ -205,6 +205,28 @@ def test_the_arithmetic_of_a_gpu(share, monkeypatch):
     assert close(got.product.double(), truth, 1e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="skipped: no CUDA device")
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(("share", "slices"), [(0.01, 3), (0.01, 2), (0.05, 2), (0.5, 2)])
+@pytest.mark.parametrize("shape", [(200, 150, 16), (127, 200, 2)], ids=str)
+def test_products_on_a_gpu(shape, share, slices, labelled):
+    c = second_order.clouds(*shape, 8, weighted=True, labelled=labelled)
+    eps, v, w = share * c.mean_cost, normal(1, shape[0], shape[2]), normal(2, *shape[1:])
+    truth = second_order.product(c, v, w, eps, debias=True)
+    with warnings.catch_warnings():
+        # float32 sums may not reach this tolerance
+        warnings.simplefilter("ignore", otdd.ConvergenceWarning)
+        got = hvp(
+            *(c.x, c.y, (v, w), c.a, c.b),
+            **{"wrt": "xy", "epsilon": eps, "tol": 2e-5, "slices": slices, "device": "cuda"},
+            **c.keywords,
+        )
+    # at 1 % of the mean cost marginals of 2e-5 count ten times, and 16 bits a coordinate up to 7e-4
+    tolerance = 1.5e-3 if (share, slices) == (0.01, 2) else 1e-3
+    assert all(close(g.double(), t, tolerance) for g, t in zip(got.product, truth, strict=True))
+
+
 class TestDoubleBackward:
     """Differentiating gradients once more."""
 
@@ -310,6 +332,7 @@ def test_bad_input_is_refused():
         ({"cg_max": 0}, "cg_max is 0, expected an integer >= 1"),
         ({"factor": -1.0}, "factor is -1.0"),
         ({"tol": -1.0}, "tol is -1.0"),
+        ({"device": 3}, "device is 3, expected a string"),
     ):
         with pytest.raises(otdd.SettingsError, match=message):
             hvp(x, y, v, **keywords)

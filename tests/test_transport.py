@@ -84,6 +84,13 @@ def test_products_are_those_of_the_plan(case, backend, monkeypatch):
     assert len(spans) > 1 or n <= 64
 
 
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_blocks_of_integer_points_are_those_of_floats(slices):
+    inputs = problem(23, 19, 5, "fp32", slices, floats=False)
+    made, z = BlockTransport(*inputs), torch.arange(19.0).double()
+    torch.testing.assert_close(made.times(z), reference.plan(*inputs) @ z, rtol=1e-11, atol=0)
+
+
 def test_the_kernel_refuses_clouds_that_it_cannot_read():
     hvp = pytest.importorskip("otdd_flash_kernels.hvp")
     for floats, slices in ((True, None), (False, 3)):
