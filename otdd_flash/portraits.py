@@ -1,0 +1,135 @@
+"""Pictures of explanations: where classes go, what S is made of, which samples pay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from otdd_flash.figures import array, drawn, heat_map, name_ticks, short
+from otdd_flash.findings import Explanation
+from otdd_flash.naming import NAME
+from otdd_flash.png import MASS_MAP
+from otdd_flash.sheets import is_coloured, is_image, sample_pictures, stacked
+from otdd_flash.types import LabelledDataset
+
+SHOWN = 8  # samples or pairs in a row of pictures
+# features, labels, entropy: told apart by lightness too
+SPLIT_COLOURS = {"features": "#0072b2", "labels": "#e69f00", "entropy": "#999999"}
+
+
+def plot_explanation(
+    result: Explanation,
+    path_or_figure: str | Path | Figure,
+    src: LabelledDataset | None = None,  # None: no samples to show
+    tgt: LabelledDataset | None = None,
+) -> Figure:
+    """Draw where classes go, what makes S, and which samples pay and are foreign.
+
+    Image-shaped data show the sample pairs that pay most, and the nearest and most foreign samples
+    of either side.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    shown = None
+    if src is not None and tgt is not None and is_image(src) and is_image(tgt):
+        shown = (src, tgt)
+    return drawn(
+        lambda figure: _draw(figure, result, shown),
+        path_or_figure,
+        (11.0, 4.8 if shown is None else 8.2),
+        is_coloured(src) or is_coloured(tgt),
+    )
+
+
+def _draw(
+    figure: Figure, result: Explanation, shown: tuple[LabelledDataset, LabelledDataset] | None
+) -> None:
+    state = "" if result.value.converged else ", NOT CONVERGED"
+    figure.suptitle(
+        f"{short(result.source.name, 40)} to {short(result.target.name, 40)}: distance "
+        f"{result.value.distance:.5g}, eps {result.epsilon:.3g}{state}",
+        fontsize=13,
+    )
+    ratios = (1,) if shown is None else (4.6, 3.2)
+    grid = figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
+    above = grid[0].subgridspec(1, 2)
+    axes = figure.add_subplot(above[0])
+    names = [
+        f"{short(name, 14)} ({bits:.1f})"
+        for name, bits in zip(result.source.class_names, result.row_entropy.tolist(), strict=True)
+    ]
+    title = "mass moved, % of all (entropy of the row in bits)"
+    values = 100 * array(result.class_mass)
+    heat_map(axes, values, (names, result.target.class_names), title, MASS_MAP, "{:.1f}")
+    name_ticks(axes.yaxis, names, width=NAME)
+    _splits(figure.add_subplot(above[1]), result)
+    if shown is not None:
+        _samples(figure, grid[1].subgridspec(1, 3), result, *shown)
+
+
+def _splits(axes: Axes, result: Explanation) -> None:
+    """Draw what features, labels and entropy contribute to S and to its terms."""
+    rows = (
+        ("squared distance", result.split, 1.0),
+        ("source to target", result.cross, 1.0),
+        ("less half of\nsource to itself", result.source_self, -0.5),
+        ("less half of\ntarget to itself", result.target_self, -0.5),
+    )
+    for k, (_, split, scale) in enumerate(rows):
+        ends = {True: 0.0, False: 0.0}  # of the positive parts, of the negative ones
+        for part, colour in SPLIT_COLOURS.items():
+            value = scale * getattr(split, part)
+            label = part if k == 0 else None
+            axes.barh(k, value, left=ends[value >= 0], color=colour, height=0.6, label=label)
+            ends[value >= 0] += value
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(4), labels=[name for name, _, _ in rows], fontsize=9)
+    axes.invert_yaxis()
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("what the squared distance is made of", fontsize=11)
+    axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, frameon=False)
+
+
+def _samples(
+    figure: Figure, grid: Any, result: Explanation, src: LabelledDataset, tgt: LabelledDataset
+) -> None:
+    """Draw the sample pairs that pay most, and the nearest and most foreign samples."""
+    pairs = result.pairs[:SHOWN]
+    if pairs:
+        upper = sample_pictures(src, torch.tensor([pair.source for pair in pairs]))
+        lower = sample_pictures(tgt, torch.tensor([pair.target for pair in pairs]))
+        axes = figure.add_subplot(grid[0])
+        _sheet(axes, stacked(upper, lower), "pairs that pay most:\nsource above target")
+    sides = (
+        (result.source.name, src, result.source_foreign),
+        (result.target.name, tgt, result.target_foreign),
+    )
+    for k, (name, data, score) in enumerate(sides):
+        near, far = extremes(score, SHOWN)
+        sheet = stacked(sample_pictures(data, near), sample_pictures(data, far))
+        axes = figure.add_subplot(grid[k + 1])
+        _sheet(axes, sheet, f"{short(name, NAME)}:\nnearest above most foreign samples")
+
+
+def _sheet(axes: Axes, sheet: np.ndarray, title: str) -> None:
+    axes.imshow(sheet, interpolation="nearest")
+    axes.axhline(len(sheet) / 2 - 0.5, color="white", linewidth=2)
+    axes.set_title(title, fontsize=9.5)
+    axes.set_axis_off()
+
+
+def extremes(
+    score: torch.Tensor,  # (n,) NaN where a sample has none
+    count: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # (k,) rows of the lowest and of the highest scores
+    """Return the rows of lowest and highest scores, at most ``count`` each."""
+    known = (~score.isnan()).nonzero()[:, 0]
+    order = known[score[known].argsort(stable=True)]
+    return order[:count], order.flip(0)[:count]
