@@ -26,9 +26,7 @@ def plot_matrix(result: MatrixResult, path_or_figure: str | Path | Figure) -> Fi
 
 
 def _matrix(figure: Figure, result: MatrixResult) -> None:
-    from scipy.cluster import hierarchy
-
-    order = hierarchy.leaves_list(linkage(result)).tolist()
+    order = _leaves(result)
     names = [result.names[k] for k in order]
     values = array(result.distance)[np.ix_(order, order)]
     power = power_of_1000(values)
@@ -37,6 +35,13 @@ def _matrix(figure: Figure, result: MatrixResult) -> None:
     heat_map(axes, values / 10.0**power, (names, names), title, COST_MAP, "{:.3g}")
     name_ticks(axes.xaxis, names, rotation=45, width=NAME)
     name_ticks(axes.yaxis, names, width=NAME)
+
+
+def _leaves(result: MatrixResult) -> list[int]:
+    """Return the datasets in the order of their tree."""
+    from scipy.cluster import hierarchy
+
+    return hierarchy.leaves_list(linkage(result)).tolist()
 
 
 def _state(result: MatrixResult) -> str:
@@ -55,7 +60,7 @@ def plot_map(result: MatrixResult, path_or_figure: str | Path | Figure) -> Figur
 def _map(figure: Figure, result: MatrixResult) -> None:
     place, stress = positions(result)
     axes = figure.add_subplot()
-    axes.scatter(*place.T, s=36, color=SOURCE_COLOUR)
+    axes.scatter(place[:, 0], place[:, 1], s=36, color=SOURCE_COLOUR)
     axes.set_aspect("equal", adjustable="datalim")
     axes.margins(0.22)
     axes.grid(color="0.9", linewidth=0.8)
@@ -84,7 +89,7 @@ def _tree(figure: Figure, result: MatrixResult) -> None:
     axes = figure.add_subplot()
     for heights, places in zip(drawing["dcoord"], drawing["icoord"], strict=True):
         axes.plot(heights, places, color=SOURCE_COLOUR, linewidth=1.6)
-    order = drawing["leaves"]
+    order = _leaves(result)
     axes.set_yticks(
         [10 * k + 5 for k in range(len(order))],
         labels=[short(result.names[k], NAME) for k in order],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from otdd_flash.figures import short
 
@@ -38,6 +39,8 @@ def name_points(
             fontsize=8.5,
             ha="center",
             va="center",
+            # readable on lines
+            path_effects=[withStroke(linewidth=3, foreground="white")],
         )
         for (x, y), name in kept
     ]

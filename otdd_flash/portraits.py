@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 from otdd_flash.figures import array, drawn, heat_map, name_ticks, short
 from otdd_flash.findings import Explanation
 from otdd_flash.naming import NAME
-from otdd_flash.png import MASS_MAP
+from otdd_flash.png import MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR
 from otdd_flash.sheets import is_coloured, is_image, sample_pictures, stacked
 from otdd_flash.types import LabelledDataset
 
 SHOWN = 8  # samples or pairs in a row of pictures
-# features, labels, entropy: told apart by lightness too
-SPLIT_COLOURS = {"features": "#0072b2", "labels": "#e69f00", "entropy": "#999999"}
+SPLIT_COLOURS = {"features": SOURCE_COLOUR, "labels": TARGET_COLOUR, "entropy": "#999999"}
 
 
 def plot_explanation(
@@ -42,7 +41,7 @@ def plot_explanation(
     return drawn(
         lambda figure: _draw(figure, result, shown),
         path_or_figure,
-        (11.0, 4.8 if shown is None else 8.2),
+        (11.0, 4.8 if shown is None else 6.6),
         is_coloured(src) or is_coloured(tgt),
     )
 
@@ -56,7 +55,7 @@ def _draw(
         f"{result.value.distance:.5g}, eps {result.epsilon:.3g}{state}",
         fontsize=13,
     )
-    ratios = (1,) if shown is None else (4.6, 3.2)
+    ratios = (1,) if shown is None else (4.6, 1.5)
     grid = figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
     above = grid[0].subgridspec(1, 2)
     axes = figure.add_subplot(above[0])
