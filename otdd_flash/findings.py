@@ -197,3 +197,13 @@ class Values:
     device: str
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+
+
+def extremes(
+    score: Tensor,  # (n,) NaN where a sample has none
+    count: int,
+) -> tuple[Tensor, Tensor]:  # (k,) rows of the lowest and of the highest scores
+    """Return the rows of lowest and highest scores, at most ``count`` each."""
+    known = (~score.isnan()).nonzero()[:, 0]
+    order = known[score[known].argsort(stable=True)]
+    return order[:count], order.flip(0)[:count]

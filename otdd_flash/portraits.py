@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from otdd_flash.figures import array, drawn, heat_map, name_ticks, short
-from otdd_flash.findings import Explanation
+from otdd_flash.findings import Explanation, extremes
 from otdd_flash.naming import NAME
 from otdd_flash.png import MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR
 from otdd_flash.sheets import is_coloured, is_image, sample_pictures, stacked
@@ -122,13 +122,3 @@ def _sheet(axes: Axes, sheet: np.ndarray, title: str) -> None:
     axes.axhline(len(sheet) / 2 - 0.5, color="white", linewidth=2)
     axes.set_title(title, fontsize=9.5)
     axes.set_axis_off()
-
-
-def extremes(
-    score: torch.Tensor,  # (n,) NaN where a sample has none
-    count: int,
-) -> tuple[torch.Tensor, torch.Tensor]:  # (k,) rows of the lowest and of the highest scores
-    """Return the rows of lowest and highest scores, at most ``count`` each."""
-    known = (~score.isnan()).nonzero()[:, 0]
-    order = known[score[known].argsort(stable=True)]
-    return order[:count], order.flip(0)[:count]

@@ -100,10 +100,10 @@ def summary(result: OTDDResult) -> str:
 
 def _datasets(result: OTDDResult) -> list[str]:
     sides = (("source", result.source), ("target", result.target))
-    width = max(12, *(len(_short(side.name, 32)) for _, side in sides))
+    width = max(12, *(len(clipped(side.name, 32)) for _, side in sides))
     lines = [f"{'':<{LABEL}}{'dataset':<{width}}  {'n':>9}  {'d':>6}  {'classes':>7}"]
     for role, side in sides:
-        line = f"{role:<{LABEL}}{_short(side.name, 32):<{width}}  {side.n:>9,}  {side.d:>6,}"
+        line = f"{role:<{LABEL}}{clipped(side.name, 32):<{width}}  {side.n:>9,}  {side.d:>6,}"
         lines.append(f"{line}  {side.classes:>7,}")
     for role, side in sides:
         if sampled(side.provenance):
@@ -140,7 +140,7 @@ def evidence(result: OTDDResult) -> list[tuple[str, str]]:
     if result.interval is not None:
         rows += interval_rows(result.squared, result.interval)
     rows += [
-        ("noise floor", f"{side.name}: {floor_text(floor)}")
+        ("noise", f"floor of {side.name}: {floor_text(floor)}")
         for side, floor in zip((result.source, result.target), result.noise_floor, strict=False)
     ]
     rows.append(("where", conventions(settings)))
@@ -165,14 +165,14 @@ def floor_text(floor: NoiseFloor) -> str:
 
 def _classes(result: OTDDResult) -> list[str]:
     mass = result.class_mass.detach().cpu().double()
-    names = [_short(name, 28) for name in result.source.class_names]
+    names = [clipped(name, 28) for name in result.source.class_names]
     width = max(12, *(len(name) for name in names[:TABLE_ROWS]))
-    other = max(12, *(len(_short(name, 28)) for name in result.target.class_names))
+    other = max(12, *(len(clipped(name, 28)) for name in result.target.class_names))
     lines = [f"{'source class':<{width}}  {'nearest class':<{other}}  {'share':>6}"]
     for row, name in enumerate(names[:TABLE_ROWS]):
         total = float(mass[row].sum())
         best = int(mass[row].argmax())
-        target = _short(result.target.class_names[best], 28) if total > 0 else "-"
+        target = clipped(result.target.class_names[best], 28) if total > 0 else "-"
         share = f"{float(mass[row, best]) / total:.1%}" if total > 0 else "-"
         lines.append(f"{name:<{width}}  {target:<{other}}  {share:>6}")
     if len(names) > TABLE_ROWS:
@@ -196,5 +196,6 @@ def bytes_text(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def _short(text: str, width: int) -> str:
+def clipped(text: str, width: int) -> str:
+    """Return a text of at most ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."

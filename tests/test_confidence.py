@@ -140,7 +140,7 @@ def test_files_tables_and_json_keep_them(tmp_path):
     assert back.interval == found.interval and back.noise_floor == found.noise_floor
     data, text = to_json(found), summary(found)
     assert data["interval"]["seed"] == 5 and len(data["noise_floor"]) == 2
-    assert "+-" in text and "10 resamples, seed 5" in text and "noise floor" in text
+    assert "+-" in text and "10 resamples, seed 5" in text and "noise      floor of" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,367 @@
+"""Matrices, rankings, explanations and values as text, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from otdd_flash.archive import plain
+from otdd_flash.errors import DataError
+from otdd_flash.files import written_whole
+from otdd_flash.findings import (
+    CostSplit,
+    Explanation,
+    MatrixResult,
+    PairValue,
+    Ranking,
+    Values,
+    extremes,
+)
+from otdd_flash.results import clipped, conventions, floor_text, sampled
+from otdd_flash.types import DatasetSummary, NoiseFloor, OTDDSettings
+
+LABEL = 13  # width of the first column
+NAME = 24  # characters of a dataset's name
+WIDE = 8  # datasets whose matrix is printed; of more, the nearest of each
+LISTED = 10  # samples, pairs and class pairs in a text
+IN_JSON = 100  # nearest and most foreign samples in JSON
+
+
+def _rows(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<{LABEL}}{text}" for name, text in rows)
+
+
+def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = []
+    for row in (head, *body):
+        cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)]
+        cells[0] = f"{row[0]:<{widths[0]}}"
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _asked(settings: OTDDSettings, epsilon: float, scope: str) -> list[tuple[str, str]]:
+    share = isinstance(settings.epsilon, str) and settings.epsilon.strip().endswith("%")
+    how = f"{str(settings.epsilon).strip()} of {scope}" if share else "given"
+    return [("epsilon", f"{epsilon:.5g} ({how})"), ("where", conventions(settings))]
+
+
+def _ended(errors: Sequence[float], converged: bool, settings: OTDDSettings) -> tuple[str, str]:
+    verdict = "converged" if converged else "NOT CONVERGED"
+    return ("marginals", f"L1 error <= {max(errors):.1e} (tol {settings.tol:g}), {verdict}")
+
+
+def _last(seconds: dict[str, float], device: str, notes: Sequence[str]) -> list[tuple[str, str]]:
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+    return [("seconds", f"{stages}, on {device}"), *(("note", note) for note in notes)]
+
+
+def _drawn(datasets: Iterable[DatasetSummary]) -> list[tuple[str, str]]:
+    found = [(d.name, sampled(d.provenance)) for d in datasets]
+    return [("sampled", f"{name}: {text}") for name, text in dict.fromkeys(found) if text]
+
+
+def _floors(names: Sequence[str], floors: Sequence[NoiseFloor]) -> list[tuple[str, str]]:
+    return [
+        ("noise floor", f"{clipped(name, NAME)}: {floor_text(floor)}")
+        for name, floor in zip(names, floors, strict=False)
+    ]
+
+
+def matrix_text(result: MatrixResult) -> str:
+    """Return a matrix for people; of many datasets, the nearest ones of each."""
+    names = [clipped(name, NAME) for name in result.names]
+    count = len(names)
+    if count <= WIDE:
+        body = [
+            [name, *(f"{value:.4g}" for value in row)]
+            for name, row in zip(names, result.distance.tolist(), strict=True)
+        ]
+        table = _grid(["distance", *(clipped(name, 12) for name in names)], body)
+    else:
+        body = []
+        for k, row in enumerate(result.distance.tolist()):
+            near = sorted((j for j in range(count) if j != k), key=row.__getitem__)[:3]
+            body.append([names[k], *(f"{names[j]} {row[j]:.4g}" for j in near)])
+        table = _grid(["dataset", "nearest", "second", "third"], body)
+    gap = (result.squared_upper - result.squared_lower).max()
+    rows = [
+        ("bounds", f"of the squared distances, at most {float(gap):.2g} apart"),
+        _ended([float(result.marginal_error.max())], bool(result.converged.all()), result.settings),
+        *_asked(result.settings, result.epsilon, "the mean cost of all pairs"),
+    ]
+    if result.half_width is not None:
+        text = f"squared +- {float(result.half_width.max()):.2g} at most"
+        rows.append(
+            ("bootstrap", f"{text} (95% of {result.resamples} resamples, seed {result.seed})")
+        )
+    rows += _floors(result.names, result.noise_floor)
+    rows += _drawn(result.datasets) + _last(result.seconds, result.device, result.notes)
+    return f"{table}\n\n{_rows(rows)}"
+
+
+def matrix_csv(result: MatrixResult, path: str | Path) -> None:
+    """Write the distances with the names of rows and columns.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    rows = [
+        [name, *map(repr, row)]
+        for name, row in zip(result.names, result.distance.tolist(), strict=True)
+    ]
+    _write_csv(path, ["", *result.names], rows)
+
+
+def ranking_text(result: Ranking) -> str:
+    """Return a ranking for people."""
+    scored = any(source.score is not None for source in result.sources)
+    head = ["source", "distance", "between", "and"] + ["score"] * scored
+    body = []
+    for source in result.sources:
+        low, high = source.value.distance_interval or source.value.distance_bounds
+        row = [
+            clipped(source.name, NAME),
+            *(f"{v:.6g}" for v in (source.value.distance, low, high)),
+        ]
+        if scored:
+            row.append("-" if source.score is None else f"{source.score:.6g}")
+        body.append(row)
+    first = result.sources[0].value.interval
+    kind = "bounds of the solve"
+    if first is not None:
+        kind = f"{first.level:.0%} of {first.resamples} resamples, seed {first.seed}"
+    rows = [("target", f"{result.target.name} ({result.target.n:,} samples)"), ("between", kind)]
+    for name, found in (("Pearson", result.pearson), ("Spearman", result.spearman)):
+        if found is not None:
+            rows.append((name, f"{found[0]:.4f} of distance and score (p = {found[1]:.2g})"))
+    values = [source.value for source in result.sources]
+    rows += [
+        _ended(
+            [v.marginal_error for v in values], all(v.converged for v in values), result.settings
+        ),
+        *_asked(result.settings, result.epsilon, "the mean cost of all sources"),
+        *_floors([result.target.name], result.noise_floor),
+        *_drawn([result.target, *(s.dataset for s in result.sources)]),
+        *_last(result.seconds, result.device, result.notes),
+    ]
+    return f"{_grid(head, body)}\n\n{_rows(rows)}"
+
+
+def _value_rows(value: PairValue) -> list[tuple[str, str]]:
+    low, high = value.squared_bounds
+    return [
+        ("distance", f"{value.distance:.7g} = sqrt(squared)"),
+        ("squared", f"{value.squared:.7g}, between {low:.7g} and {high:.7g}"),
+    ]
+
+
+def explanation_text(result: Explanation) -> str:
+    """Return an explanation for people."""
+    parts = [_rows(_value_rows(result.value)), _split_text(result), _classes_text(result)]
+    source, target = result.source.class_names, result.target.class_names
+    if result.pairs:
+        body = [
+            [
+                str(pair.source),
+                clipped(source[pair.source_class], NAME),
+                str(pair.target),
+                clipped(target[pair.target_class], NAME),
+                f"{pair.cost:.5g}",
+                f"{pair.share:.2%}",
+            ]
+            for pair in result.pairs[:LISTED]
+        ]
+        head = ["source row", "class", "target row", "class", "cost", "of <P, C>"]
+        parts.append(_grid(head, body))
+    rows = []
+    for name, score in (("source", result.source_foreign), ("target", result.target_foreign)):
+        near, far = extremes(score, 5)
+        rows.append((f"{name}", f"nearest rows {_listed(near)}; most foreign {_listed(far)}"))
+    rows += [
+        _ended([result.value.marginal_error], result.value.converged, result.settings),
+        *_asked(result.settings, result.epsilon, "the mean cost"),
+        *_drawn([result.source, result.target]),
+        *_last(result.seconds, result.device, result.notes),
+    ]
+    return "\n\n".join([*parts, _rows(rows)])
+
+
+def _listed(rows: Tensor) -> str:
+    return ", ".join(map(str, rows.tolist()))
+
+
+def _split_text(result: Explanation) -> str:
+    def line(name: str, split: CostSplit) -> list[str]:
+        parts = (split.features, split.labels, split.entropy, split.total)
+        return [name, *(f"{part:.6g}" for part in parts)]
+
+    body = [line("squared", result.split), line("source to target", result.cross)]
+    if result.settings.debias:
+        body += [
+            line("source to itself", result.source_self),
+            line("target to itself", result.target_self),
+        ]
+    return _grid(["made of", "features", "labels", "entropy", "total"], body)
+
+
+def _classes_text(result: Explanation) -> str:
+    """Return where each source class goes, most mass first, and how spread out."""
+    body = []
+    for c, name in enumerate(result.source.class_names):
+        mass = result.class_mass[c]
+        total = float(mass.sum())
+        order = mass.argsort(descending=True)[:3].tolist()
+        goes = ", ".join(
+            f"{clipped(result.target.class_names[k], 16)} {float(mass[k]) / total:.0%}"
+            for k in order
+            if total > 0
+        )
+        paid = float(result.class_cost[c].sum())
+        body.append(
+            [clipped(name, NAME), f"{float(result.row_entropy[c]):.2f}", f"{paid:.1%}", goes]
+        )
+    return _grid(["source class", "bits", "of <P, C>", "goes to"], body)
+
+
+def values_text(result: Values) -> str:
+    """Return the worst samples for people."""
+    names = result.source.class_names
+    parts = []
+    for score, title in (
+        (result.value, "most foreign"),
+        (result.label, "label fits least"),
+    ):
+        body = [
+            [
+                str(row),
+                clipped(_class_name(result, row, names), NAME),
+                *(
+                    f"{float(part[row]):.4g}"
+                    for part in (result.value, result.features, result.class_part, result.label)
+                ),
+            ]
+            for row in extremes(score, LISTED)[1].tolist()
+        ]
+        parts.append(_grid([title, "class", "value", "features", "class part", "label"], body))
+    low, high = result.squared_bounds
+    rows = [
+        ("squared", f"{result.squared:.7g}, between {low:.7g} and {high:.7g}"),
+        _ended([result.marginal_error], result.converged, result.settings),
+        *_asked(result.settings, result.epsilon, "the mean cost"),
+        *_drawn([result.source, result.target]),
+        *_last(result.seconds, result.device, result.notes),
+    ]
+    return "\n\n".join([*parts, _rows(rows)])
+
+
+def _class_name(result: Values, row: int, names: Sequence[str]) -> str:
+    return names[int(result.labels[row])]
+
+
+def values_csv(result: Values, path: str | Path) -> None:
+    """Write one line a sample: its row, its class, its value and the three parts of it.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    columns = [
+        part.tolist() for part in (result.value, result.features, result.class_part, result.label)
+    ]
+    classes = [result.source.class_names[k] for k in result.labels.tolist()]
+    rows = (
+        [row, name, *map(repr, parts)]
+        for row, (name, *parts) in enumerate(zip(classes, *columns, strict=True))
+    )
+    _write_csv(path, ["row", "class", "value", "features", "class_part", "label"], rows)
+
+
+def _write_csv(path: str | Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with written_whole(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
+        text.flush()
+        text.detach()
+
+
+def read_scores(path: str | Path) -> dict[str, float]:
+    """Read scores after transfer: a CSV file with the name of a source and its score a line.
+
+    A first line whose second field is no number is a head.
+
+    Raises:
+        DataError: no such file, or a line that is not a name and a number.
+    """
+    out: dict[str, float] = {}
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as CSV ({error})") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            name, score = line[0].strip(), float(line[1])
+        except (IndexError, ValueError) as error:
+            if number == 1 and len(line) > 1:
+                continue
+            raise DataError(
+                f"{path}: line {number} is {line!r}, expected the name of a source and its score"
+            ) from error
+        if name in out:
+            raise DataError(f"{path}: line {number} scores {name!r} once more")
+        out[name] = score
+    if not out:
+        raise DataError(f"{path}: holds no scores; write one source and its score a line")
+    return out
+
+
+def finding_json(result: MatrixResult | Ranking | Explanation | Values) -> dict[str, Any]:
+    """Return a result as one object of plain JSON types; of samples only the extreme ones."""
+    if isinstance(result, Values):
+        return _values_json(result)
+    out = plain(result)
+    if isinstance(result, Ranking):
+        for source, item in zip(result.sources, out["sources"], strict=True):
+            item["value"]["distance"] = source.value.distance
+    if isinstance(result, Explanation):
+        out["value"]["distance"] = result.value.distance
+        for side in ("source", "target"):
+            score, cost = getattr(result, f"{side}_foreign"), getattr(result, f"{side}_cost")
+            del out[f"{side}_foreign"], out[f"{side}_cost"]
+            near, far = extremes(score, IN_JSON)
+            for key, rows in (("nearest", near), ("most_foreign", far)):
+                out[f"{side}_{key}"] = [
+                    {"row": row, "foreign": float(score[row]), "cost": float(cost[row])}
+                    for row in rows.tolist()
+                ]
+        for name in ("cross", "source_self", "target_self", "split"):
+            out[name]["total"] = getattr(result, name).total
+    return out
+
+
+def _values_json(result: Values) -> dict[str, Any]:
+    parts = ("value", "features", "class_part", "label")
+    out = plain(result)
+    for key in (*parts, "labels"):
+        del out[key]
+    for key, score in (("most_foreign", result.value), ("label_fits_least", result.label)):
+        out[key] = [
+            {
+                "row": row,
+                "class": result.source.class_names[int(result.labels[row])],
+                **{part: float(getattr(result, part)[row]) for part in parts},
+            }
+            for row in extremes(score, IN_JSON)[1].tolist()
+        ]
+    return out
