@@ -37,12 +37,16 @@ def _rows(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a table: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    """Return a table: numbers to the right, the first column and what holds words to the left."""
+    columns = list(zip(head, *body, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    left = [k == 0 or any(cell[:1].isalpha() for cell in c[1:]) for k, c in enumerate(columns)]
     lines = []
     for row in (head, *body):
-        cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)]
-        cells[0] = f"{row[0]:<{widths[0]}}"
+        cells = (
+            f"{cell:<{width}}" if to_left else f"{cell:>{width}}"
+            for cell, width, to_left in zip(row, widths, left, strict=True)
+        )
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

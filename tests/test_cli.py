@@ -65,7 +65,7 @@ def computed(monkeypatch):
         object.__setattr__(data, "name", spec)
         return data
 
-    def steps(src, tgt, settings, *, potentials=None):
+    def steps(src, tgt, settings, *, confidence=None):
         made.seen.append(settings)
         yield Progress("class laws", 1, 2)
         if made.error is not None:

@@ -7,7 +7,11 @@ import click
 from otdd_flash.cli.bench import bench
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.errors import Commands, debug_option
+from otdd_flash.cli.explain import explain
 from otdd_flash.cli.flow import flow
+from otdd_flash.cli.matrix import matrix
+from otdd_flash.cli.rank import rank
+from otdd_flash.cli.value import value
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -41,5 +45,9 @@ def main() -> None:
 
 
 main.add_command(compute)
+main.add_command(matrix)
+main.add_command(explain)
+main.add_command(value)
+main.add_command(rank)
 main.add_command(flow)
 main.add_command(bench)

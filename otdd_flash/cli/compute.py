@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from otdd_flash.cli.announce import LONG_SECONDS, long_run
+from otdd_flash.cli.confidence import confidence_of, confidence_options
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
@@ -32,6 +33,7 @@ Examples:
   otdd compute mnist fashion-mnist --max-samples 5000 --epsilon 0.1 --normalize unit
   otdd compute mnist kmnist --split test --label-distance diagonal --json > otdd.json
   otdd compute mnist fashion-mnist --device cuda:0 --output otdd.npz
+  otdd compute mnist-mini fashion-mnist-mini --bootstrap 50 --noise-floor
   otdd compute mnist fashion-mnist --convention microsoft --normalize mnist
 
 \b
@@ -46,6 +48,7 @@ its bounds hold all the same, and the exit code stays 0.
 @click.argument("target", metavar="TGT")
 @dataset_options
 @distance_options
+@confidence_options
 @machine_options
 @output_options
 @debug_option
@@ -59,7 +62,7 @@ def compute(**options: Any) -> None:
     """
     # what fails at once goes first: paths before torch is imported, settings before data is read
     check_files(options)
-    settings = settings_of(options)
+    settings, confidence = settings_of(options), confidence_of(options)
     check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))
     tell = silent if options["quiet"] else say
@@ -69,7 +72,7 @@ def compute(**options: Any) -> None:
 
     if (seconds := estimate_seconds(src, tgt, settings)) > LONG_SECONDS:
         tell(long_run(seconds, src, tgt, settings))
-    result, warned = drive(steps(src, tgt, settings), bars)
+    result, warned = drive(steps(src, tgt, settings, confidence=confidence), bars)
     try:
         _write(result, src, tgt, options)
     finally:

@@ -1,8 +1,8 @@
-"""What commands do alike: tell things on stderr, load two datasets, gather warnings."""
+"""What commands do alike: tell things on stderr, load datasets, gather warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,6 +28,17 @@ def load_pair(
     options: dict[str, Any], bars: Bars, say: Callable[[str], None]
 ) -> tuple[LabelledDataset, LabelledDataset]:
     """Load both datasets and announce what was sampled."""
+    source, target = load_all((options["source"], options["target"]), options, bars, say)
+    return source, target
+
+
+def load_all(
+    names: Sequence[str],
+    options: dict[str, Any],
+    bars: Bars,
+    say: Callable[[str], None],
+) -> list[LabelledDataset]:
+    """Load datasets, each name once, and announce what was sampled."""
     from concurrent.futures import ThreadPoolExecutor
 
     from otdd_flash.datasets import load
@@ -40,19 +51,18 @@ def load_pair(
     # decompressing two datasets and starting a GPU take a second each: side by side
     with ThreadPoolExecutor(3) as threads:
         threads.submit(warm_up, options["device"])
-        names = dict.fromkeys((options["source"], options["target"]))
-        coming = {name: threads.submit(load, name, **keywords) for name in names}
+        coming = {name: threads.submit(load, name, **keywords) for name in dict.fromkeys(names)}
         try:
-            for k, side in enumerate(("source", "target")):
-                bars.show(Progress("load", k, 2, options[side]))
-                loaded.append(coming[options[side]].result())
-            bars.show(Progress("load", 2, 2, ""))
+            for k, name in enumerate(names):
+                bars.show(Progress("load", k, len(names), name))
+                loaded.append(coming[name].result())
+            bars.show(Progress("load", len(names), len(names), ""))
         finally:
             bars.close()
-    for dataset in loaded:
+    for dataset in {id(dataset): dataset for dataset in loaded}.values():
         if sampled(dataset.provenance):
             say(f"{dataset.name}: {sampled(dataset.provenance)}")
-    return loaded[0], loaded[1]
+    return loaded
 
 
 def drive(steps: Generator[Progress, None, Result], bars: Bars) -> tuple[Result, list[str]]:

@@ -1,0 +1,69 @@
+"""Options of resamples and noise floors, and the files of findings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from otdd_flash.cli.loading import say
+from otdd_flash.cli.options import Command
+
+if TYPE_CHECKING:
+    from otdd_flash.confidence import Confidence
+
+
+def confidence_options(command: Command) -> Command:
+    """Add ``--bootstrap`` and ``--noise-floor``."""
+    command = click.option(
+        "--noise-floor",
+        is_flag=True,
+        help="Add the distance between two halves of each dataset, drawn by the seed.",
+    )(command)
+    return click.option(
+        "--bootstrap",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="B",
+        help="Add an interval from B resamples of the samples, drawn by the seed, such as 50.",
+    )(command)
+
+
+def confidence_of(options: dict[str, Any]) -> Confidence:
+    """Return what the options ask for; the seed is that of the subsample."""
+    from otdd_flash.confidence import Confidence
+
+    return Confidence(options["bootstrap"], options["noise_floor"], options["seed"])
+
+
+def finding_options(command: Command) -> Command:
+    """Add what is shown and written of a finding."""
+    for option in (
+        click.option("--quiet", is_flag=True, help="No progress, no announcements; warnings stay."),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print one JSON object instead of the text."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def file_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
+    """Return an option for a file that is replaced."""
+    return click.option(
+        name, type=click.Path(path_type=Path), metavar=metavar, help=f"{text}; replaces the file."
+    )
+
+
+def show(found: Any, as_json: bool, text: Callable[[Any], str], warned: list[str]) -> None:
+    """Print a finding on stdout, and its warnings on stderr."""
+    from otdd_flash.tables import finding_json
+
+    click.echo(json.dumps(finding_json(found), allow_nan=False) if as_json else text(found))
+    sys.stdout.flush()
+    for line in warned:
+        say(f"Warning: not converged: {line}")

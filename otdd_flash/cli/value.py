@@ -1,0 +1,66 @@
+"""``otdd value``: how foreign each sample is to a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from otdd_flash.cli.confidence import file_option, finding_options, show
+from otdd_flash.cli.errors import debug_option
+from otdd_flash.cli.loading import drive, load_pair, say, silent
+from otdd_flash.cli.options import (
+    check_device,
+    dataset_options,
+    distance_options,
+    machine_options,
+    settings_of,
+)
+from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.files import check_writable
+
+SUFFIXES = (".csv", ".npz")
+EPILOG = """\b
+Examples:
+  otdd value mnist-mini fashion-mnist-mini --max-samples 300 --normalize unit
+  otdd value mnist-mini mnist-mini --max-samples 300 --output values.csv
+  otdd value mnist kmnist --split test --output values.csv
+
+\b
+value: what more weight at a sample adds to the distance; higher is more foreign. It is the sum of
+  features    how foreign the sample looks, whatever its label
+  class_part  the price of its class, the same for all of it
+  label       how ill its label fits: sort by this to find wrong labels
+TGT should be samples whose labels one trusts, such as a validation set.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="TGT")
+@dataset_options
+@distance_options
+@machine_options
+@file_option("--output", "FILE.csv", "Write a line a sample (csv), or the whole result (npz)")
+@finding_options
+@debug_option
+def value(**options: Any) -> None:
+    """Value the samples of SRC by the distance to TGT, after LAVA (Just et al., ICLR 2023)."""
+    output = options["output"]
+    if output is not None:
+        check_writable(output, "--output", SUFFIXES)
+    settings = settings_of(options)
+    check_device(settings.device)
+    bars = Bars(wanted(options["quiet"]))
+    src, tgt = load_pair(options, bars, silent if options["quiet"] else say)
+
+    from otdd_flash.results import save
+    from otdd_flash.tables import values_csv, values_text
+    from otdd_flash.valuation import value_steps
+
+    found, warned = drive(value_steps(src, tgt, settings), bars)
+    try:
+        if output is not None:
+            (values_csv if output.suffix.lower() == ".csv" else save)(found, output)
+    finally:
+        show(found, options["as_json"], values_text, warned)
