@@ -67,7 +67,7 @@ class FlowSettings:
 
     mode: str = "attached"
     steps: int = 100
-    step_size: float = 0.05
+    step_size: float = 0.02
     optimizer: str = "gradient"
     momentum: float | None = None
     box: tuple[float, float] | str | None = "auto"
