@@ -1,18 +1,26 @@
 """Pages of results: what they say, what they must not do, and how a browser shows them."""
 
 import dataclasses
+import json
 import re
+import sys
+from functools import cache
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 from browser import Browser
+from click.testing import CliRunner
 from fakes import fake_images, fake_result
 from matplotlib.figure import Figure
+from problems import dataset
+from test_cli import refused
 from test_plots import vectors
 
+import otdd_flash as otdd
 from otdd_flash import DataError, write_report
+from otdd_flash.cli import main
 from otdd_flash.plots import strongest_pairs
 from otdd_flash.png import ON_LIGHT
 from otdd_flash.report import Card, Column, Page
@@ -68,6 +76,33 @@ def hostile_data(seed):
 def page_of(tmp_path, result, *data):
     write_report(result, tmp_path / "r.html", *data)
     return (tmp_path / "r.html").read_text("utf-8")
+
+
+@cache
+def explained_pair(kind):
+    """An explanation and its datasets, images or points."""
+    if kind == "images":
+        data = tuple(otdd.load(f"{n}-mini", max_samples=60) for n in ("mnist", "fashion-mnist"))
+    else:
+        data = dataset(50, 4, 1, name="one"), dataset(40, 4, 2, weighted=True, name="two")
+    return otdd.explain(*data, otdd.OTDDSettings(device="cpu"), pairs=5), data
+
+
+def flowed(folder, kind):
+    """The page of a short flow by the command, of images or of points, and its summary."""
+    names = ("digits", "digits") if kind == "vectors" else ("mnist-mini", "fashion-mnist-mini")
+    path, out = folder / f"flow of {kind}.html", folder / f"run of {kind}"
+    options = ["--max-samples", "60", "--steps", "3", "--every", "1", "--device", "cpu", "--json"]
+    files = ["--out", str(out), "--report", str(path)]
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "vectors":
+            data = explained_pair(kind)[1]
+            # the package's attribute of that name is the command
+            module = sys.modules["otdd_flash.cli.flow"]
+            patch.setattr(module, "load_pair", lambda *_: data)
+        done = CliRunner().invoke(main, ["flow", *names, *options, *files])
+    assert done.exit_code == 0, done.output
+    return path, json.loads(done.stdout)
 
 
 # --- what a page says
@@ -161,6 +196,56 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_explanation_says_what_each_term_is_made_of(tmp_path):
+    result, data = explained_pair("images")
+    html = page_of(tmp_path, result, *data)
+    tables = html.split("<table>")[1:]
+    kept = [float(number) for number in re.findall(r'data-value="([^"]*)"', tables[0])]
+    terms = (result.cross, result.source_self, result.target_self, result.split)
+    assert kept == [v for t in terms for v in (t.features, t.labels, t.entropy, t.total)]
+    assert kept[-1] == pytest.approx(result.value.squared, rel=1e-9)
+    share = f"features {result.split.features / result.split.total:.1%}"
+    assert share in Reader(html).text
+    # the samples that are most foreign, and who pays
+    (foreign,) = (t for t in tables if "<caption>Samples of the source" in t)
+    rows = [int(float(v)) for v in re.findall(r'data-value="([^"]*)"', foreign)[::2]]
+    assert rows[:8] == result.source_foreign.argsort()[:8].tolist()
+    assert rows[8] == int(result.source_foreign.argmax())
+    assert data[0].class_names[int(data[0].labels[rows[8]])] in foreign
+    (pairs,) = (t for t in tables if "<caption>Sample pairs" in t)
+    assert pairs.count('<th scope="row">') == 5
+    with pytest.raises(DataError, match=r"two: 40 samples, the explanation is of 60; give mnist"):
+        write_report(result, tmp_path / "x.html", explained_pair("vectors")[1][1], data[1])
+
+
+def test_an_explanation_without_debiasing_and_without_samples(tmp_path):
+    data = explained_pair("vectors")[1]
+    result = otdd.explain(*data, otdd.OTDDSettings(debias=False, device="cpu"), pairs=0)
+    text = Reader(page_of(tmp_path, result)).text
+    assert "to itself" not in text and "not debiased" in text and "Sample pairs" not in text
+
+
+def test_a_flow_says_where_it_ended(pages):
+    for kind in ("images", "vectors"):
+        path, _ = pages[f"flow of {kind}"]
+        summary = json.loads((path.parent / f"run of {kind}" / "summary.json").read_text())
+        text = Reader(path.read_text("utf-8")).text
+        for number in summary["value"]:
+            assert f"{number:.6g}" in text
+        for entry in summary["classes"]:
+            assert f"{100 * entry['share']:.1f}" in text
+        assert "step_size" in text and "All solves converged" in text
+        assert text.count("Step ") == (4 if kind == "images" else 2)
+
+
+def test_reports_of_flows_that_cannot_be_written_are_refused_first(tmp_path):
+    for name, piece in (("r.pdf", "must end in .html"), ("no/r.html", "there is no directory")):
+        options = ["--out", str(tmp_path / "run"), "--report", str(tmp_path / name)]
+        done = CliRunner().invoke(main, ["flow", "mnist-mini", "mnist-mini", *options])
+        refused(done, "--report", piece)
+    assert not list(tmp_path.iterdir())
+
+
 # --- parts
 
 
@@ -242,34 +327,67 @@ def test_the_watch_sees_what_a_page_must_not_do(browser, tmp_path):
     assert browser.requests() == [path.as_uri(), "http://127.0.0.1:9/a.png"]
 
 
-@pytest.mark.parametrize("kind", ["images", "vectors", "hostile"])
-def test_a_browser_shows_the_page_without_a_word_or_a_fetch(browser, tmp_path, kind):
-    result, data = {
-        "images": (fake_result(), (fake_images(), fake_images(seed=1))),
-        "vectors": (fake_result(3, 3), (vectors(), vectors(40))),
-        "hostile": (hostile_result(), (hostile_data(0), hostile_data(1))),
-    }[kind]
-    page_of(tmp_path, result, *data)
-    browser.open(tmp_path / "r.html")
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A page of every kind, made once: its file and words that a person must see on it."""
+    folder = tmp_path_factory.mktemp("pages")
+    images, points = (fake_images(), fake_images(seed=1)), (vectors(900), vectors(40))
+    hostile = hostile_result(), (hostile_data(0), hostile_data(1))
+    explained = [(explained_pair(kind), kind) for kind in ("images", "vectors")]
+    results = {
+        "distance of images": (fake_result(), images),
+        "distance of vectors": (fake_result(3, 3, converged=False), points),
+        "distance of hostile names": hostile,
+        **{f"explanation of {kind}": found for found, kind in explained},
+    }
+    made = {}
+    for name, (result, data) in results.items():
+        write_report(result, folder / f"{name}.html", *data)
+        value = getattr(result, "value", result)
+        low, high = value.squared_bounds
+        words = [f"{value.distance:.7g}", f"between {low:.7g} and {high:.7g}"]
+        words += [*result.source.class_names, *result.target.class_names]
+        made[name] = folder / f"{name}.html", words
+    for kind in ("images", "vectors"):
+        path, summary = flowed(folder, kind)
+        words = [f"{summary['final']['distance']:.7g}", f"{summary['epsilon']:.5g}"]
+        made[f"flow of {kind}"] = path, words + [e["by_mass"] for e in summary["classes"]]
+    return made
+
+
+KINDS = [
+    *(f"distance of {what}" for what in ("images", "vectors", "hostile names")),
+    *(f"{page} of {what}" for page in ("explanation", "flow") for what in ("images", "vectors")),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_browser_shows_the_page_without_a_word_or_a_fetch(browser, pages, kind):
+    path, words = pages[kind]
+    Reader(path.read_text("utf-8"))
+    browser.open(path)
     assert browser.console() == []
-    assert browser.requests() == [(tmp_path / "r.html").as_uri()]
+    assert browser.requests() == [path.as_uri()]
     seen = browser.run("return document.body.innerText")
-    assert f"{result.distance:.7g}" in seen and f"{result.squared:.7g} (debiased)" in seen
-    low, high = result.squared_bounds
-    assert f"between {low:.7g} and {high:.7g}" in seen
-    for name in (*result.source.class_names, *result.target.class_names):
-        assert name in seen
-    # what a heat table shows is what the result holds
+    assert [word for word in words if word not in seen] == []
+    whole = browser.run("return [...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert whole and (len(browser.all("img")) > 0) == kind.endswith("images")
+    for svg in browser.all("figure svg"):
+        assert svg.size["height"] > 200
+    if kind.endswith("vectors") and not kind.startswith("explanation"):
+        assert browser.all("figure svg")
+
+
+def test_a_browser_shows_the_numbers_of_the_result(browser, tmp_path):
+    result = fake_result()
+    page_of(tmp_path, result)
+    browser.open(tmp_path / "r.html")
     shown = browser.run(
         "return [...document.querySelectorAll('table')[1].tBodies[0].rows].map("
         "row => [...row.cells].slice(1).map(cell => parseFloat(cell.innerText)))"
     )
     # two decimals are shown
     assert np.abs(np.array(shown) - 100 * result.class_mass.numpy()).max() <= 0.005 + 1e-9
-    whole = browser.run("return [...document.images].every(i => i.complete && i.naturalWidth > 0)")
-    assert whole and (len(browser.all("img")) > 0) == (kind == "images")
-    if kind != "images":
-        assert browser.all("figure svg")[0].size["height"] > 200
 
 
 def test_a_click_on_a_name_sorts(browser, tmp_path):
@@ -350,9 +468,9 @@ def contrasts(browser):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_both_schemes(browser, tmp_path, scheme):
-    page_of(tmp_path, fake_result(3, 3, converged=scheme == "light"), vectors(), vectors())
-    browser.open(tmp_path / "r.html", scheme=scheme)
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_can_be_read_in_both_schemes(browser, pages, kind, scheme):
+    browser.open(pages[kind][0], scheme=scheme)
     ground = browser.run("return getComputedStyle(document.body).backgroundColor")
     levels = [float(v) for v in re.findall(r"\d+", ground)]
     assert (min(levels) > 200) if scheme == "light" else (max(levels) < 60)
@@ -360,17 +478,16 @@ def test_text_can_be_read_in_both_schemes(browser, tmp_path, scheme):
     # WCAG 2, level AA
     assert len(worst) > 10 and min(worst.values()) >= 4.5, worst
     # the ink of figures is that of the page
-    ink = browser.run(
-        "const t = document.querySelector('figure svg text');"
-        "return [getComputedStyle(t).fill, getComputedStyle(document.body).color]"
+    inks = browser.run(
+        "return [...document.querySelectorAll('figure svg text')]"
+        ".map(text => getComputedStyle(text).fill)"
     )
-    assert ink[0] == ink[1]
+    text = browser.run("return getComputedStyle(document.body).color")
+    assert set(inks) <= {text} and (len(inks) > 0) == bool(browser.all("figure svg"))
 
 
-@pytest.mark.parametrize("images", [True, False])
-def test_a_phone_scrolls_down_only(browser, tmp_path, images):
-    data = (fake_images(), fake_images()) if images else (hostile_data(0), hostile_data(1))
-    page_of(tmp_path, fake_result() if images else hostile_result(), *data)
-    browser.open(tmp_path / "r.html", width=360)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_phone_scrolls_down_only(browser, pages, kind):
+    browser.open(pages[kind][0], width=360)
     assert browser.run("return document.documentElement.scrollWidth") <= 360
     assert browser.run("return getComputedStyle(document.body).fontSize") == "16px"

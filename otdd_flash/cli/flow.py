@@ -13,6 +13,7 @@ from otdd_flash.cli.announce import LONG_SECONDS, duration
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
+    SUFFIXES,
     check_device,
     dataset_options,
     distance_group,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  otdd flow mnist-mini fashion-mnist-mini --out run --animate run/flow.gif
+  otdd flow mnist-mini fashion-mnist-mini --out run --report run/flow.html
+  otdd flow mnist-mini fashion-mnist-mini --out film --animate film/flow.gif
   otdd flow mnist fashion-mnist --max-samples 5000 --normalize unit --out run
   otdd flow mnist kmnist --mode augmented --relabel-every 10 --out run
   otdd flow mnist fashion-mnist --steps 200 --out run --resume
@@ -60,8 +62,8 @@ def flow(**options: Any) -> None:
     of TGT.
     """
     # what fails at once goes first
-    if options["animate"] is not None:
-        _check_film(options)
+    for name, suffixes in (("animate", (".gif",)), ("report", SUFFIXES["report"])):
+        _check_file(options, name, suffixes)
     if options["resume"] and options["overwrite"]:
         raise click.UsageError("--resume and --overwrite exclude one another")
     settings = _settings(options)
@@ -82,8 +84,15 @@ def flow(**options: Any) -> None:
     from otdd_flash.flows.finish import finish_steps
 
     summary, warned = drive(finish_steps(walk, last, record, options["animate"]), bars)
-    click.echo(json.dumps(summary, allow_nan=False) if options["as_json"] else table(summary))
-    sys.stdout.flush()
+    try:
+        if options["report"] is not None:
+            from otdd_flash.report import flow_page
+
+            flow_page(record, summary, src, tgt).write(options["report"])
+    finally:
+        # a full disk must not cost the result
+        click.echo(json.dumps(summary, allow_nan=False) if options["as_json"] else table(summary))
+        sys.stdout.flush()
     if summary["unconverged_steps"]:
         say(
             f"Warning: {summary['unconverged_steps']:,} of {len(record.curve):,} steps stopped "
@@ -93,13 +102,15 @@ def flow(**options: Any) -> None:
         say(f"Warning: the final distance is not converged: {text}")
 
 
-def _check_film(options: dict[str, Any]) -> None:
-    """Raise SettingsError now if the film could not be written later."""
-    animate, out = options["animate"], options["out"]
+def _check_file(options: dict[str, Any], name: str, suffixes: tuple[str, ...]) -> None:
+    """Raise SettingsError now if a file that is asked for could not be written later."""
+    path, out = options[name], options["out"]
+    if path is None:
+        return
     # the run's own folder is made later
-    if animate.parent.resolve() == out.resolve() and not out.exists():
-        animate = out.parent / animate.name
-    check_writable(animate, "--animate", (".gif",))
+    if path.parent.resolve() == out.resolve() and not out.exists():
+        path = out.parent / path.name
+    check_writable(path, f"--{name}", suffixes)
 
 
 def _settings(options: dict[str, Any]) -> FlowSettings:

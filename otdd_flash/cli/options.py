@@ -238,6 +238,13 @@ flow_options = _group(
     ),
 )
 
+report_option = click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Write one web page that holds everything and needs nothing else; replaces the file.",
+)
+
 # the folder of a run
 run_options = _group(
     click.option(
@@ -271,15 +278,9 @@ run_options = _group(
         metavar="FILE.gif",
         help="Write a film of the kept steps; replaces the file.",
     ),
+    report_option,
     click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
     click.option("--quiet", is_flag=True, help="No progress and no announcements; warnings stay."),
-)
-
-report_option = click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    help="Write one web page that holds everything and needs nothing else; replaces the file.",
 )
 
 # what is shown and written

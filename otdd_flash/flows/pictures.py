@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from otdd_flash.figures import short
 from otdd_flash.files import written_whole
 from otdd_flash.flows.record import COLUMNS, Kept
-from otdd_flash.plots import short
 from otdd_flash.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
 from otdd_flash.types import LabelledDataset
 
@@ -51,7 +52,11 @@ class Cast:
         ends = [float(f(d.points.double())) for d in (src, tgt) for f in (torch.min, torch.max)]
         return Cast(rows, src.sample_shape, min(ends), max(ends))
 
-    def pictures(self, kept: Kept) -> np.ndarray:  # (classes, k, h, w, 3) uint8, white where none
+    def pictures(
+        self,
+        kept: Kept,
+        least_side: int = LEAST_SIDE,  # smaller pictures are enlarged by a whole factor
+    ) -> np.ndarray:  # (classes, k, h, w, 3) uint8, white where none
         """Return the particles at a kept step."""
         there = self.rows.reshape(-1) >= 0
         points = kept.rows(self.rows.reshape(-1)[there]).double()
@@ -64,7 +69,7 @@ class Cast:
             shown = np.moveaxis(shown, 1, -1)
         # one channel is spread over three; an alpha channel is left out
         shown = np.broadcast_to(shown[..., :3], (*shown.shape[:3], 3))
-        side = max(1, -(-LEAST_SIDE // max(shown.shape[1:3])))
+        side = max(1, -(-least_side // max(shown.shape[1:3])))
         shown = shown.repeat(side, axis=1).repeat(side, axis=2)
         out = np.full((there.numel(), *shown.shape[1:]), 255, np.uint8)
         out[there.numpy()] = shown
@@ -76,10 +81,16 @@ def grid_picture(cast: Cast, kept: Kept) -> Image.Image:
     return _captioned(_tiles(cast.pictures(kept)), f"step {kept.step}   S = {kept.value:.4g}")
 
 
+def some_of(kept: Sequence[Kept]) -> list[Kept]:
+    """Return evenly spread steps, the first and the last among them."""
+    places = np.linspace(0, len(kept) - 1, min(len(kept), MOST_COLUMNS))
+    return [kept[k] for k in sorted({round(place) for place in places})]
+
+
 def film_strip(cast: Cast, kept: Sequence[Kept], class_names: Sequence[str]) -> Image.Image:
     """Return particles of every class from step to step, a step a column."""
-    chosen = sorted({round(k) for k in np.linspace(0, len(kept) - 1, min(len(kept), MOST_COLUMNS))})
-    columns = [cast.pictures(kept[k]) for k in chosen]
+    chosen = some_of(kept)
+    columns = [cast.pictures(step) for step in chosen]
     classes, count, height, width = columns[0].shape[:4]
     stacked = np.stack(columns, axis=2).reshape(classes * count, len(columns), height, width, 3)
     tiles = _tiles(stacked)
@@ -88,8 +99,8 @@ def film_strip(cast: Cast, kept: Sequence[Kept], class_names: Sequence[str]) -> 
     picture = Image.new("RGB", (margin + tiles.shape[1], CAPTION + len(tiles)), "white")
     picture.paste(Image.fromarray(tiles), (margin, CAPTION))
     draw = ImageDraw.Draw(picture)
-    for column, k in enumerate(chosen):
-        draw.text((margin + column * (width + GAP) + 3, 2), str(kept[k].step), fill="black")
+    for column, step in enumerate(chosen):
+        draw.text((margin + column * (width + GAP) + 3, 2), str(step.step), fill="black")
     for c, name in enumerate(names):
         middle = CAPTION + count * (height + GAP) * (c + 0.5)
         draw.text((4, middle - CAPTION / 2), name, fill="black")
@@ -145,7 +156,12 @@ class Plane:
         """Return the particles of a step among the target's samples, coloured by class."""
         figure = Figure(figsize=(6.4, 5.4), dpi=DPI, layout="constrained")
         canvas = FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
+        self.draw(figure.add_subplot(), kept)
+        canvas.draw()
+        return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+
+    def draw(self, axes: Axes, kept: Kept) -> None:
+        """Draw the particles of a step."""
         x = ((kept.rows(self.rows).double() - self.centre) @ self.directions).numpy()
         axes.scatter(
             self.target[:, 0],
@@ -165,8 +181,6 @@ class Plane:
         axes.axis(self.limits)
         axes.set_title(f"step {kept.step}, S = {kept.value:.4g}", fontsize=11)
         axes.legend(fontsize=8, loc="best")
-        canvas.draw()
-        return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
@@ -195,10 +209,17 @@ def save_film(frames: Iterator[Image.Image], path: Path) -> None:
 
 
 def save_curve(curve: Sequence[Sequence[float]], title: str, path: Path) -> None:
-    """Draw value and marginal error by step."""
-    columns = dict(zip(COLUMNS, np.array(curve, dtype=float).T, strict=True))
+    """Write value and marginal error by step."""
     figure = Figure(figsize=(7.0, 4.6), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
+    draw_curve(figure, curve, title)
+    with written_whole(path) as file:
+        write_png(figure, file, DPI, False)
+
+
+def draw_curve(figure: Figure, curve: Sequence[Sequence[float]], title: str = "") -> None:
+    """Draw value and marginal error by step."""
+    columns = dict(zip(COLUMNS, np.array(curve, dtype=float).T, strict=True))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot(columns["step"], columns["value"], color=SOURCE_COLOUR, label="S")
     if (columns["objective"] != columns["value"]).any():
@@ -215,5 +236,3 @@ def save_curve(curve: Sequence[Sequence[float]], title: str, path: Path) -> None
     lower.set_yscale("log")
     lower.set_ylabel("marginal error")
     lower.set_xlabel("step")
-    with written_whole(path) as file:
-        write_png(figure, file, DPI, False)

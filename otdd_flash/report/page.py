@@ -16,13 +16,17 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from otdd_flash.archive import plain
 from otdd_flash.files import written_whole
 from otdd_flash.report.drawing import inline_svg, picture_uri
 
+# a row of a table: a value a column
+Cells = Sequence[str | float | None]
 # what a cell without a value shows
 NOTHING = "–"
 
@@ -93,7 +97,7 @@ class Page:
         self,
         caption: str,
         columns: Sequence[Column],
-        rows: Sequence[Sequence[str | float | None]],  # a value a column; the first names the row
+        rows: Sequence[Cells],  # the first value names the row
         note: str = "",
     ) -> None:
         """Add a table that a click on a column's name sorts."""
@@ -111,7 +115,7 @@ class Page:
             f"<tbody>\n{body}\n</tbody></table></div>{below}"
         )
 
-    def cards(self, cards: Iterable[Card]) -> None:
+    def cards(self, cards: Iterable[Card], kind: str = "cards") -> None:
         """Add small pictures side by side, as many as the width allows."""
         shown = "".join(
             f'<figure><img src="{picture_uri(card.picture)}" alt="{escape(card.title)}">'
@@ -119,7 +123,15 @@ class Page:
             "</figure>"
             for card in cards
         )
-        self._parts.append(f'<div class="cards">{shown}</div>')
+        self._parts.append(f'<div class="{kind}">{shown}</div>')
+
+    def small_cards(self, cards: Iterable[Card]) -> None:
+        """Add pictures of single samples, many side by side."""
+        self.cards(cards, kind="cards small")
+
+    def strip(self, cards: Iterable[Card]) -> None:
+        """Add wide pictures, one below the other."""
+        self.cards(cards, kind="strip")
 
     def figure(self, figure: Figure, caption: str) -> None:
         """Add a figure of matplotlib as SVG; see ``inline_svg`` for its colours."""
@@ -128,8 +140,9 @@ class Page:
             f"<figcaption>{escape(caption)}</figcaption></figure>"
         )
 
-    def footer(self, text: str) -> None:
+    def footer(self) -> None:
         """Add the last line of the page."""
+        text = "Made by otdd-flash; this page loads nothing from anywhere."
         self._parts.append(f"<footer>{escape(text)}</footer>")
 
     def html(self) -> str:
@@ -149,6 +162,12 @@ class Page:
             file.write(self.html().encode())
 
 
+def setting_facts(settings: Any) -> list[tuple[str, str]]:
+    """Return the settings of a dataclass or of a dict, each with its name."""
+    items = settings.items() if isinstance(settings, dict) else plain(settings).items()
+    return [(name, "not set" if value is None else str(value)) for name, value in items]
+
+
 @cache
 def _template() -> tuple[Template, str]:
     """Return the frame of all pages and what it allows a browser to do."""
@@ -162,9 +181,7 @@ def _template() -> tuple[Template, str]:
     return Template(text), policy
 
 
-def _range(
-    columns: Sequence[Column], rows: Sequence[Sequence[str | float | None]]
-) -> tuple[float, float]:
+def _range(columns: Sequence[Column], rows: Sequence[Cells]) -> tuple[float, float]:
     """Return the least and the largest number of the tinted columns."""
     tinted = [k for k, column in enumerate(columns) if column.tinted]
     numbers = [row[k] for row in rows for k in tinted]
@@ -178,7 +195,7 @@ def _number_class(column: Column) -> str:
 
 def _row(
     columns: Sequence[Column],
-    row: Sequence[str | float | None],
+    row: Cells,
     low: float,
     high: float,
 ) -> str:
