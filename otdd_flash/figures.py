@@ -96,6 +96,12 @@ def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0, width: int 
     axis.set_ticks(places, labels=labels, fontsize=size, **turned)
 
 
+def faint_grid(axes: Axes) -> None:
+    """Draw a grid behind what is shown, a tint of the ink and so faint on any paper."""
+    axes.grid(color="black", alpha=0.1, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
 def short(text: str, width: int) -> str:
     """Return a text cut to ``width`` characters; ``$`` is kept from starting a formula."""
     text = text if len(text) <= width else f"{text[: width - 1]}…"

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from otdd_flash.figures import array, drawn, heat_map, name_ticks, power_of_1000, short, unit_text
+from otdd_flash.figures import (
+    array,
+    drawn,
+    faint_grid,
+    heat_map,
+    name_ticks,
+    power_of_1000,
+    short,
+    unit_text,
+)
 from otdd_flash.findings import MatrixResult, RankedSource, Ranking
 from otdd_flash.matrices import linkage, positions
 from otdd_flash.naming import NAME, name_points
@@ -63,8 +72,7 @@ def _map(figure: Figure, result: MatrixResult) -> None:
     axes.scatter(place[:, 0], place[:, 1], s=36, color=SOURCE_COLOUR)
     axes.set_aspect("equal", adjustable="datalim")
     axes.margins(0.22)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    faint_grid(axes)
     axes.tick_params(labelsize=8)
     title = f"map of {len(result.names)} datasets by their distances (MDS, stress {stress:.2f})"
     axes.set_title(title + _state(result), fontsize=11)
@@ -161,11 +169,17 @@ def _scored(figure: Figure, result: Ranking) -> None:
     axes.errorbar(
         x, y, xerr=ends, fmt="o", color=SOURCE_COLOUR, ecolor="0.6", capsize=2, markersize=6
     )
+    # what names are not to cover: the bars, and the line
+    lines = [
+        np.linspace((a - low, b), (a + high, b))
+        for a, b, (low, high) in zip(x, y, ends.T, strict=True)
+    ]
     title = f"transfer to {short(result.target.name, NAME)}"
     if result.pearson is not None and result.spearman is not None:
         slope, at = np.polyfit(x, y, 1)
         span = np.array([x.min(), x.max()])
         axes.plot(span, slope * span + at, color=TARGET_COLOUR, linewidth=1.4, zorder=1)
+        lines.append(np.linspace(*np.stack([span, slope * span + at], axis=1), num=200))
         title += (
             f": Pearson {result.pearson[0]:.2f} (p = {result.pearson[1]:.2g}), "
             f"Spearman {result.spearman[0]:.2f} (p = {result.spearman[1]:.2g})"
@@ -175,6 +189,6 @@ def _scored(figure: Figure, result: Ranking) -> None:
     axes.set_ylabel("score after transfer", fontsize=9)
     axes.margins(0.16)
     axes.tick_params(labelsize=8)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    name_points(axes, np.stack([x, y], axis=1), [s.name for s in sources])
+    faint_grid(axes)
+    names = [s.name for s in sources]
+    name_points(axes, np.stack([x, y], axis=1), names, np.concatenate(lines))

@@ -22,6 +22,7 @@ def name_points(
     axes: Axes,
     place: np.ndarray,  # (K, 2) in the axes' own units
     names: Sequence[str],
+    lines: np.ndarray | None = None,  # (J, 2) places on lines that names should not cover either
 ) -> None:
     """Write names beside points; each in turn takes the place that covers least of what is there.
 
@@ -47,6 +48,7 @@ def name_points(
     figure.draw_without_rendering()
     scale = figure.dpi / 72
     points = axes.transData.transform(place)
+    lined = points[:0] if lines is None else axes.transData.transform(lines)
     frame = np.asarray(axes.get_window_extent().extents)
     taken: list[np.ndarray] = []
     for label, point in zip(labels, points, strict=False):
@@ -56,7 +58,7 @@ def name_points(
             (gap, np.array(way) * (size / 2 + gap * scale)) for gap in GAPS for way in AROUND
         ]
         covered = [
-            _covered(_box(point + move, size), points, taken, frame) + 0.01 * gap
+            _covered(_box(point + move, size), (points, lined), taken, frame) + 0.01 * gap
             for gap, move in options
         ]
         gap, move = options[int(np.argmin(covered))]
@@ -69,7 +71,13 @@ def name_points(
                 xy=label.xy,
                 xytext=offset,
                 textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 6},
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": "black",
+                    "alpha": 0.4,
+                    "linewidth": 0.6,
+                    "shrinkA": 6,
+                },
                 zorder=0,
             )
 
@@ -80,15 +88,15 @@ def _box(centre: np.ndarray, size: np.ndarray) -> np.ndarray:  # x0, y0, x1, y1
 
 def _covered(
     box: np.ndarray,
-    points: np.ndarray,  # (K, 2)
+    drawn: tuple[np.ndarray, np.ndarray],  # (K, 2) points, (J, 2) places on lines
     taken: list[np.ndarray],
     frame: np.ndarray,
 ) -> float:
-    """Return how much a name would cover: points, other names, and what is outside the frame."""
-    inside = ((points > box[:2] - 4) & (points < box[2:] + 4)).all(1).sum()
+    """Return how much a name would cover: what is drawn, other names, what is outside the frame."""
+    points, lined = (((p > box[:2] - 4) & (p < box[2:] + 4)).all(1).sum() for p in drawn)
     shared = 0.0
     for other in taken:
         width = np.minimum(box[2:], other[2:]) - np.maximum(box[:2], other[:2]) + 2
         shared += float(np.prod(width.clip(min=0)) / np.prod(box[2:] - box[:2]))
     outside = np.maximum(frame[:2] - box[:2], 0).sum() + np.maximum(box[2:] - frame[2:], 0).sum()
-    return float(inside) + 4 * shared + float(outside)
+    return float(points) + 0.1 * float(lined) + 4 * shared + float(outside)

@@ -84,3 +84,15 @@ def _fit(pictures: np.ndarray, side: int) -> np.ndarray:
     top, left = ((side - extent) // 2 for extent in pictures.shape[1:3])
     squares[:, top : top + pictures.shape[1], left : left + pictures.shape[2]] = pictures
     return squares
+
+
+def class_sheet(
+    dataset: LabelledDataset,
+    classes: int,  # at most
+    count: int,  # samples of each
+) -> np.ndarray:  # (count h, classes w, 3) float in [0, 1]
+    """Return the first samples of the first classes, a class a column."""
+    columns = range(min(dataset.classes, classes))
+    return np.concatenate(
+        [np.concatenate(list(_images(dataset, c, count))) for c in columns], axis=1
+    )

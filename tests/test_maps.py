@@ -94,6 +94,17 @@ def test_names_of_points_at_one_place_are_apart():
     assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
 
 
+def test_names_leave_lines_alone():
+    figure = Figure(figsize=(6, 5), dpi=100)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    line = np.linspace((0.2, 0.5), (0.9, 0.5))
+    name_points(axes, np.array([[0.5, 0.5]]), ["a name"], line)
+    (box,) = texts(figure)
+    places = axes.transData.transform(line)
+    assert not any(box.contains(*place) for place in places)
+
+
 def test_unconverged_matrices_say_so(small):
     result = dataclasses.replace(small[1], converged=torch.zeros(3, 3, dtype=torch.bool))
     for draw in (plot_matrix, plot_map, plot_tree):

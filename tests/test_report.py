@@ -88,6 +88,18 @@ def explained_pair(kind):
     return otdd.explain(*data, otdd.OTDDSettings(device="cpu"), pairs=5), data
 
 
+@cache
+def compared(kind):
+    """A matrix and its datasets, images or points with names that must stay text."""
+    settings = otdd.OTDDSettings(device="cpu", epsilon="3%")
+    if kind == "images":
+        data = (*explained_pair(kind)[1], explained_pair(kind)[1][0])
+        confidence = otdd.Confidence(bootstrap=10, noise_floor=True)
+        return otdd.matrix(data, settings, confidence=confidence), data
+    data = tuple(dataset(12 + k, 3, k, name=f"{HOSTILE[k % 3]} {k}") for k in range(4))
+    return otdd.matrix(data, settings), data
+
+
 def flowed(folder, kind):
     """The page of a short flow by the command, of images or of points, and its summary."""
     names = ("digits", "digits") if kind == "vectors" else ("mnist-mini", "fashion-mnist-mini")
@@ -225,6 +237,54 @@ def test_an_explanation_without_debiasing_and_without_samples(tmp_path):
     assert "to itself" not in text and "not debiased" in text and "Sample pairs" not in text
 
 
+def test_a_matrix_holds_every_pair(tmp_path):
+    result, data = compared("images")
+    html = page_of(tmp_path, result, *data)
+    whole, pairs = html.split("<table>")[1:3]
+    kept = [float(number) for number in re.findall(r'data-value="([^"]*)"', whole)]
+    assert kept == result.distance.flatten().tolist()
+    names = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td>', pairs)
+    assert names[0] == ("mnist-mini", "mnist-mini (2)") and len(names) == 3
+    first, second = (
+        [float(v) for v in re.findall(r'data-value="([^"]*)"', row)]
+        for row in re.findall("<tr>.*</tr>", pairs)[1:3]
+    )
+    assert first[:4] == [0.0] * 4 and len(first) == 9
+    columns = "distance squared squared_lower squared_upper half_width transport_lower".split()
+    place = tuple(result.names.index(name) for name in names[1])
+    assert second[:6] == [float(getattr(result, name)[place]) for name in columns]
+    text = Reader(html).text
+    assert "95% intervals of squared, 10 resamples, seed 0" in text
+    assert text.count("between two halves of 30, seed 0") == 3
+    alone = page_of(tmp_path, result)
+    assert "<img" not in alone and len(alone) < len(html)
+    with pytest.raises(DataError, match=r"2 datasets arrived, the matrix is of 3; give the same"):
+        write_report(result, tmp_path / "x.html", *data[:2])
+    with pytest.raises(DataError, match=r"1 dataset\(s\) arrived, the result is of mnist and"):
+        write_report(fake_result(), tmp_path / "x.html", data[0])
+
+
+def test_of_many_datasets_the_nearest_pairs_are_shown(tmp_path):
+    count = 60
+    place = np.random.default_rng(0).normal(size=(count, 2))
+    gaps = torch.from_numpy(np.linalg.norm(place[:, None] - place[None], axis=-1))
+    made = {name: gaps for name in "distance squared squared_lower squared_upper".split()}
+    made |= {name: gaps for name in "transport_lower transport_upper mean_cost".split()}
+    one = compared("vectors")[0]
+    result = dataclasses.replace(
+        one,
+        **made,
+        datasets=one.datasets[:1] * count,
+        names=tuple(f"set {k}" for k in range(count)),
+        marginal_error=gaps,
+        converged=gaps > 9,
+    )
+    html = page_of(tmp_path, result)
+    pairs = html.split("<table>")[1]
+    assert pairs.count('<th scope="row">') == 200 and "the nearest 200 of 1,770" in pairs
+    assert "NOT CONVERGED" in html and len(html) < 400_000
+
+
 def test_a_flow_says_where_it_ended(pages):
     for kind in ("images", "vectors"):
         path, _ = pages[f"flow of {kind}"]
@@ -349,6 +409,11 @@ def pages(tmp_path_factory):
         words += [*result.source.class_names, *result.target.class_names]
         made[name] = folder / f"{name}.html", words
     for kind in ("images", "vectors"):
+        result, data = compared(kind)
+        write_report(result, folder / f"matrix of {kind}.html", *data)
+        values = (result.distance.max(), result.squared_upper.max(), result.marginal_error.max())
+        words = [f.format(v) for f, v in zip(("{:.7g}", "{:.6g}", "{:.1e}"), values, strict=True)]
+        made[f"matrix of {kind}"] = folder / f"matrix of {kind}.html", [*words, *result.names]
         path, summary = flowed(folder, kind)
         words = [f"{summary['final']['distance']:.7g}", f"{summary['epsilon']:.5g}"]
         made[f"flow of {kind}"] = path, words + [e["by_mass"] for e in summary["classes"]]
@@ -357,7 +422,11 @@ def pages(tmp_path_factory):
 
 KINDS = [
     *(f"distance of {what}" for what in ("images", "vectors", "hostile names")),
-    *(f"{page} of {what}" for page in ("explanation", "flow") for what in ("images", "vectors")),
+    *(
+        f"{page} of {what}"
+        for page in ("explanation", "flow", "matrix")
+        for what in ("images", "vectors")
+    ),
 ]
 
 

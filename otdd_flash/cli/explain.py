@@ -15,6 +15,7 @@ from otdd_flash.cli.options import (
     dataset_options,
     distance_options,
     machine_options,
+    report_option,
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
@@ -23,7 +24,7 @@ EPILOG = """\b
 Examples:
   otdd explain mnist-mini fashion-mnist-mini --normalize unit --max-samples 500
   otdd explain mnist-mini fashion-mnist-mini --max-samples 300 --plot why.png --json
-  otdd explain mnist fashion-mnist --normalize unit --output why.npz
+  otdd explain mnist fashion-mnist --normalize unit --output why.npz --report why.html
 
 \b
 bits: the entropy of where a class goes, 0 for one target class. of <P, C>: the share of the cost
@@ -47,6 +48,7 @@ of the plan. The parts of the squared distance add up to it exactly.
 @machine_options
 @file_option("--output", "FILE.npz", "Write all of it, a number for each sample included")
 @file_option("--plot", "FILE.png", "Write a picture (png, pdf or svg)")
+@report_option
 @finding_options
 @debug_option
 def explain(**options: Any) -> None:
@@ -59,6 +61,7 @@ def explain(**options: Any) -> None:
 
     from otdd_flash.explanations import explain_steps
     from otdd_flash.portraits import plot_explanation
+    from otdd_flash.report import write_report
     from otdd_flash.results import save
     from otdd_flash.tables import explanation_text
 
@@ -68,5 +71,7 @@ def explain(**options: Any) -> None:
             save(found, options["output"])
         if options["plot"] is not None:
             plot_explanation(found, options["plot"], src, tgt)
+        if options["report"] is not None:
+            write_report(found, options["report"], src, tgt)
     finally:
         show(found, options["as_json"], explanation_text, warned)

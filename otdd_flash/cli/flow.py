@@ -13,8 +13,8 @@ from otdd_flash.cli.announce import LONG_SECONDS, duration
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
-    SUFFIXES,
     check_device,
+    check_files,
     dataset_options,
     distance_group,
     flow_options,
@@ -23,7 +23,6 @@ from otdd_flash.cli.options import (
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
-from otdd_flash.files import check_writable
 
 if TYPE_CHECKING:
     from otdd_flash.flows import Flow, FlowSettings, FlowState
@@ -62,8 +61,7 @@ def flow(**options: Any) -> None:
     of TGT.
     """
     # what fails at once goes first
-    for name, suffixes in (("animate", (".gif",)), ("report", SUFFIXES["report"])):
-        _check_file(options, name, suffixes)
+    check_files(options)
     if options["resume"] and options["overwrite"]:
         raise click.UsageError("--resume and --overwrite exclude one another")
     settings = _settings(options)
@@ -100,17 +98,6 @@ def flow(**options: Any) -> None:
         )
     for text in warned:
         say(f"Warning: the final distance is not converged: {text}")
-
-
-def _check_file(options: dict[str, Any], name: str, suffixes: tuple[str, ...]) -> None:
-    """Raise SettingsError now if a file that is asked for could not be written later."""
-    path, out = options[name], options["out"]
-    if path is None:
-        return
-    # the run's own folder is made later
-    if path.parent.resolve() == out.resolve() and not out.exists():
-        path = out.parent / path.name
-    check_writable(path, f"--{name}", suffixes)
 
 
 def _settings(options: dict[str, Any]) -> FlowSettings:

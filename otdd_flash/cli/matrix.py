@@ -12,9 +12,11 @@ from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_all, say, silent
 from otdd_flash.cli.options import (
     check_device,
+    check_files,
     dataset_options,
     distance_options,
     machine_options,
+    report_option,
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
@@ -27,7 +29,7 @@ Examples:
   otdd matrix mnist-mini fashion-mnist-mini --normalize unit
   otdd matrix mnist-mini fashion-mnist-mini --max-samples 500 --out sets
   otdd matrix mnist-mini fashion-mnist-mini --max-samples 500 --out sets --resume
-  otdd matrix mnist fashion-mnist kmnist qmnist --normalize unit --bootstrap 50 --out sets
+  otdd matrix mnist fashion-mnist kmnist qmnist --normalize unit --bootstrap 50 --report sets.html
 
 \b
 One eps serves all pairs: a relative one is a share of the mean cost averaged over them.
@@ -49,6 +51,7 @@ matrix.npz, heatmap.png, map.png (MDS) and tree.png (average linkage).
 @distance_options
 @confidence_options
 @machine_options
+@report_option
 @finding_options
 @debug_option
 def matrix(**options: Any) -> None:
@@ -58,12 +61,14 @@ def matrix(**options: Any) -> None:
         raise click.UsageError("a matrix needs two datasets or more")
     if options["resume"] and out is None:
         raise click.UsageError("--resume goes on with the run in a folder: give --out DIR")
+    check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
     check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))
     datasets = load_all(names, options, bars, silent if options["quiet"] else say)
 
     from otdd_flash.matrices import matrix_steps
+    from otdd_flash.report import write_report
     from otdd_flash.tables import matrix_text
 
     steps = matrix_steps(
@@ -73,6 +78,8 @@ def matrix(**options: Any) -> None:
     try:
         if out is not None:
             _write(found, out)
+        if options["report"] is not None:
+            write_report(found, options["report"], *datasets)
     finally:
         # a full disk must not cost the result
         show(found, options["as_json"], matrix_text, warned)

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # endings of the files that commands write
-SUFFIXES = {"output": (".npz",), "plot": (".png", ".pdf", ".svg"), "report": (".html", ".htm")}
+SUFFIXES = {
+    "output": (".npz",),
+    "plot": (".png", ".pdf", ".svg"),
+    "report": (".html", ".htm"),
+    "animate": (".gif",),
+}
 
 
 def _group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -305,11 +310,20 @@ output_options = _group(
 )
 
 
-def check_files(options: dict[str, Any]) -> None:
+def check_files(
+    options: dict[str, Any],
+    **other: tuple[str, ...],  # endings that a command takes beside or instead of the usual ones
+) -> None:
     """Raise SettingsError now if a file that is asked for could not be written later."""
-    for name, suffixes in SUFFIXES.items():
-        if options.get(name) is not None:
-            check_writable(options[name], f"--{name}", suffixes)
+    out = options.get("out")
+    for name, suffixes in {**SUFFIXES, **other}.items():
+        path = options.get(name)
+        if path is None:
+            continue
+        # the run's own folder is made later
+        if out is not None and path.parent.resolve() == out.resolve() and not out.exists():
+            path = out.parent / path.name
+        check_writable(path, f"--{name}", suffixes)
 
 
 def settings_of(options: dict[str, Any]) -> OTDDSettings:

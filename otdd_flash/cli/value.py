@@ -11,15 +11,14 @@ from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
     check_device,
+    check_files,
     dataset_options,
     distance_options,
     machine_options,
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
-from otdd_flash.files import check_writable
 
-SUFFIXES = (".csv", ".npz")
 EPILOG = """\b
 Examples:
   otdd value mnist-mini fashion-mnist-mini --max-samples 300 --normalize unit
@@ -47,8 +46,7 @@ TGT should be samples whose labels one trusts, such as a validation set.
 def value(**options: Any) -> None:
     """Value the samples of SRC by the distance to TGT, after LAVA (Just et al., ICLR 2023)."""
     output = options["output"]
-    if output is not None:
-        check_writable(output, "--output", SUFFIXES)
+    check_files(options, output=(".csv", ".npz"))
     settings = settings_of(options)
     check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))

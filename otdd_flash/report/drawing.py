@@ -11,11 +11,14 @@ import matplotlib
 import numpy as np
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 # a scatter of more points is drawn as pixels: an SVG needs 100 bytes a point
 MOST_MARKS = 300
 PIXELS_PER_INCH = 144
+# the class of texts on lines, in `page.html`
+OUTLINED = "outlined"
 # how matplotlib names fonts, by itself or, before 3.10, in the shorthand
 FAMILY = re.compile(r"font-family:[^;]*;?\s*")
 SHORTHAND = re.compile(r"(font:[^;]*?px)[^;]*")
@@ -36,6 +39,10 @@ def inline_svg(figure: Figure) -> str:
                 marks.set_rasterized(True)
         if (legend := axes.get_legend()) is not None:
             legend.get_frame().set(facecolor="none", edgecolor="none")
+    for text in figure.findobj(Text):
+        # an outline turns a text into curves; the page's style draws one in the colour of its paper
+        if isinstance(text, Text) and text.get_path_effects():
+            text.set(path_effects=[], gid=OUTLINED)
     drawn = io.BytesIO()
     # text as text, and the same names of clip paths each time
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "otdd-flash"}):
@@ -62,7 +69,9 @@ def _adapt(element: ElementTree.Element) -> None:
     element.tag = element.tag.rpartition("}")[2]
     attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     if element.tag == "g":
-        attributes.pop("id", None)
+        name = attributes.pop("id", None)
+        if name == OUTLINED:
+            attributes["class"] = OUTLINED
     if "style" in attributes:
         style = FAMILY.sub("", attributes["style"]).replace("#000000", "currentColor")
         attributes["style"] = SHORTHAND.sub(r"\1 system-ui, sans-serif", style)
