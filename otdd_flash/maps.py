@@ -171,15 +171,15 @@ def _scored(figure: Figure, result: Ranking) -> None:
     )
     # what names are not to cover: the bars, and the line
     lines = [
-        np.linspace((a - low, b), (a + high, b))
+        np.linspace(np.array([a - low, b]), np.array([a + high, b]))
         for a, b, (low, high) in zip(x, y, ends.T, strict=True)
     ]
     title = f"transfer to {short(result.target.name, NAME)}"
     if result.pearson is not None and result.spearman is not None:
         slope, at = np.polyfit(x, y, 1)
-        span = np.array([x.min(), x.max()])
+        span = np.linspace(x.min(), x.max(), 200)
         axes.plot(span, slope * span + at, color=TARGET_COLOUR, linewidth=1.4, zorder=1)
-        lines.append(np.linspace(*np.stack([span, slope * span + at], axis=1), num=200))
+        lines.append(np.stack([span, slope * span + at], axis=1))
         title += (
             f": Pearson {result.pearson[0]:.2f} (p = {result.pearson[1]:.2g}), "
             f"Spearman {result.spearman[0]:.2f} (p = {result.spearman[1]:.2g})"
