@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import MEMORY_LIMIT, LabelCost, check_laws
+from otdd_flash.bures import LabelCost, check_laws
 from otdd_flash.cost import Side
 from otdd_flash.errors import DataError
+from otdd_flash.factor_pairs import MEMORY_LIMIT
 from otdd_flash.factors import pivots
 from otdd_flash.gaussians import ClassLaws, class_groups
 from otdd_flash.moments import ClassSample

@@ -20,8 +20,9 @@ from otdd_flash_kernels.workers import spread
 NEAR = 1e-3
 # more than this of a polar factor's orthonormality missing: it is not a minimiser Q
 MISSING = 1e-7
-# bytes of temporaries of the polar method
-MEMORY_LIMIT = 1 << 29
+# bytes of temporaries, unless told: of polar factors, and of bands, whose kernels take one
+# multiprocessor a pair and so run batches of some hundreds of pairs faster
+MEMORY_LIMIT, BAND_MEMORY_LIMIT = 1 << 29, 1 << 32
 # ranks are padded to a multiple of it, which products like
 ALIGNED = 32
 # accuracies that the squares of nuclear.py can reach, in fewer than half the products of polar
@@ -67,7 +68,7 @@ def batched_pairs(
     factors: list[Tensor],
     pairs: Tensor,  # (P, 2) numbers of factors
     accuracy: float,
-    memory_limit: int,
+    memory_limit: int | None,  # None: MEMORY_LIMIT, BAND_MEMORY_LIMIT for bands
 ) -> Tensor:  # (P,) B2
     """Return squared Bures distances by products in batches, bands first where they pay.
 
@@ -83,12 +84,14 @@ def batched_pairs(
     todo = torch.arange(len(pairs))
     if _bands_pay(padded, len(pairs), accuracy):
         good = torch.zeros(len(pairs), dtype=torch.bool, device=values.device)
-        for rows in _batches(heights[pairs], padded.shape[2], memory_limit):
+        most = BAND_MEMORY_LIMIT if memory_limit is None else memory_limit
+        for rows in _batches(heights[pairs], padded.shape[2], most, 3):
             batch = _Batch(padded, traces, pairs[rows], heights[pairs[rows]])
             here = rows.to(values.device)
             values[here], good[here] = _band_values(batch, accuracy)
         todo = torch.nonzero(~good)[:, 0].cpu()
-    for part in _batches(heights[pairs[todo]], padded.shape[2], memory_limit):
+    most = MEMORY_LIMIT if memory_limit is None else memory_limit
+    for part in _batches(heights[pairs[todo]], padded.shape[2], most, 5):
         rows = todo[part]
         batch = _Batch(padded, traces, pairs[rows], heights[pairs[rows]])
         values[rows.to(values.device)] = _polar_values(batch, factors, accuracy)
@@ -138,6 +141,7 @@ def _batches(
     heights: Tensor,  # (P, 2) ranks of the two factors of each pair
     d: int,
     memory_limit: int,
+    squares: int,  # matrices of a pair that the method holds at a time
 ) -> Iterator[Tensor]:  # rows of pairs, those of like ranks together
     """Yield the pairs in batches that fit the memory: each works at its own largest ranks."""
     r, s = heights.amax(1), heights.amin(1)
@@ -145,7 +149,7 @@ def _batches(
     while len(order):
         # the first of them is the largest
         high = _aligned(int(r[order[0]]))
-        entries = high * max(2 * d + high, 5 * high)
+        entries = high * max(2 * d + high, squares * high)
         step = max(1, memory_limit // (8 * max(1, entries)))
         yield order[:step]
         order = order[step:]

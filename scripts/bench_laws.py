@@ -155,7 +155,7 @@ def many(
     check: int,
     samples: int | None = None,
     accuracy: float | None = None,
-    memory_limit: int = 1 << 31,
+    memory_limit: int | None = None,
     time_limit: float = 100.0,
 ) -> dict[str, Any]:
     """Time a block of classes x classes random laws; check a corner by singular values."""
@@ -216,7 +216,7 @@ def part(laws: ClassLaws, classes: int, first: int = 0) -> ClassLaws:
 @click.option("--decay", default=0.0, show_default=True, help="With --many: spectrum k^-2 decay.")
 @click.option("--law-samples", type=int, help="With --many: samples a class, else 2 d.")
 @click.option("--accuracy", type=float, help="With --many: of nuclear norms, else the usual one.")
-@click.option("--memory-limit", default=1 << 31, show_default=True, help="With --many: bytes.")
+@click.option("--memory-limit", type=int, help="With --many: bytes of temporaries.")
 @click.option("--time-limit", default=100.0, show_default=True, help="With --many: seconds.")
 @click.option("--check", default=4, show_default=True, help="With --many: laws a side checked.")
 @click.option("--compare/--no-compare", default=True, help="Run the other method too (real data).")
@@ -231,7 +231,7 @@ def main(
     decay: float,
     law_samples: int | None,
     accuracy: float | None,
-    memory_limit: int,
+    memory_limit: int | None,
     time_limit: float,
     check: int,
     compare: bool,
