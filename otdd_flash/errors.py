@@ -21,6 +21,10 @@ class DatasetNotFoundError(OTDDError):
     """A dataset name or file that is not known or not there."""
 
 
+class EncoderError(OTDDError):
+    """An encoder that is not there, cannot take the samples, or returns what are no features."""
+
+
 class SettingsError(OTDDError):
     """A setting outside its range."""
 

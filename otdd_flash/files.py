@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the folder that they may be kept in."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from otdd_flash.errors import SettingsError
+
+
+def user_cache() -> Path:
+    """Return the folder of what can be made again: below ``$XDG_CACHE_HOME``, or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "otdd-flash"
 
 
 @contextmanager
