@@ -15,6 +15,7 @@ from otdd_flash.errors import (
     DataError,
     DatasetNotFoundError,
     DeviceError,
+    EncoderError,
     LabelError,
     OTDDError,
     SettingsError,
@@ -23,7 +24,7 @@ from otdd_flash.errors import (
 
 if TYPE_CHECKING:
     from otdd_flash.confidence import Confidence
-    from otdd_flash.datasets import load
+    from otdd_flash.datasets import LoadSettings, load, load_together
     from otdd_flash.eigenvalue import MinEigenvalue, min_hessian_eigenvalue
     from otdd_flash.explanations import explain
     from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
@@ -52,12 +53,14 @@ __all__ = [
     "DatasetNotFoundError",
     "DescentResult",
     "DeviceError",
+    "EncoderError",
     "Explanation",
     "FlowSettings",
     "FlowState",
     "HVPResult",
     "LabelError",
     "LabelledDataset",
+    "LoadSettings",
     "MatrixResult",
     "MinEigenvalue",
     "OTDDError",
@@ -79,6 +82,7 @@ __all__ = [
     "newton_cg",
     "load",
     "load_result",
+    "load_together",
     "matrix",
     "plot_result",
     "rank",
@@ -92,7 +96,9 @@ __all__ = [
 # imported when first used: `otdd --help` must not wait for torch
 _HOME = {
     "Confidence": "confidence",
+    "LoadSettings": "datasets",
     "load": "datasets",
+    "load_together": "datasets",
     "explain": "explanations",
     "Explanation": "findings",
     "MatrixResult": "findings",

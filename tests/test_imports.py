@@ -18,6 +18,7 @@ FLOORS = (
         "otdd_flash.findings",
         "otdd_flash.float64",
         "otdd_flash.timing",
+        "otdd_flash.samples",
         "otdd_flash.checks",
         "otdd_flash.labels",
         "otdd_flash.types",
@@ -70,6 +71,7 @@ FLOORS = (
     ),
     (
         "otdd_flash.datasets",
+        "otdd_flash.embed",
         "otdd_flash.png",
         "otdd_flash.sheets",
         "otdd_flash.figures",

@@ -1,24 +1,27 @@
-"""Datasets by name: ``load("mnist")``. Imports torchvision and scikit-learn only when needed."""
+"""Datasets of any kind: ``load("mnist")``. Libraries are imported only when they are needed."""
 
 from otdd_flash.datasets.idx import IdxFile, read_idx
 from otdd_flash.datasets.idx_sets import IdxPair, find_idx
-from otdd_flash.datasets.loading import load
-from otdd_flash.datasets.places import Place, search_places, user_cache
+from otdd_flash.datasets.loading import load, load_steps, load_together
+from otdd_flash.datasets.places import Place, search_places
 from otdd_flash.datasets.registry import Entry, find_entry, known_names
 from otdd_flash.datasets.sampling import sample, stratified_rows
+from otdd_flash.datasets.settings import LoadSettings
 
 __all__ = [
     "Entry",
     "IdxFile",
     "IdxPair",
+    "LoadSettings",
     "Place",
     "find_entry",
     "find_idx",
     "known_names",
     "load",
+    "load_steps",
+    "load_together",
     "read_idx",
     "sample",
     "search_places",
     "stratified_rows",
-    "user_cache",
 ]

@@ -1,114 +1,229 @@
-"""Loading a dataset by name from the first place that has it."""
+"""One resolver for datasets: names, files, folders, hub and library datasets, Python objects."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from otdd_flash.datasets.idx_sets import find_idx, foreign_files, load_idx
-from otdd_flash.datasets.mini import load_digits, load_mini
-from otdd_flash.datasets.places import Place, search_places
-from otdd_flash.datasets.registry import (
-    ArchiveEntry,
-    DigitsEntry,
-    IdxEntry,
-    MiniEntry,
-    TorchvisionEntry,
-    check_split,
-    find_entry,
-)
-from otdd_flash.datasets.sampling import check_sampling, sample
-from otdd_flash.datasets.torchvision_sets import download, find_archive, load_archive
-from otdd_flash.errors import DatasetNotFoundError
-from otdd_flash.types import LabelledDataset
+import torch
+
+from otdd_flash.datasets.files import SUFFIXES, read_path
+from otdd_flash.datasets.hub import PREFIX as HUB
+from otdd_flash.datasets.hub import read_hub
+from otdd_flash.datasets.labelling import settle_labels
+from otdd_flash.datasets.named import is_known, load_named
+from otdd_flash.datasets.objects import read_object
+from otdd_flash.datasets.raw import RawDataset, raw_of
+from otdd_flash.datasets.registry import find_entry
+from otdd_flash.datasets.represent import represent_steps
+from otdd_flash.datasets.sampling import drawn_rows, sample
+from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.datasets.sklearn_sets import PREFIX as SKLEARN
+from otdd_flash.datasets.sklearn_sets import read_sklearn
+from otdd_flash.errors import DatasetNotFoundError, OTDDError
+from otdd_flash.sinkhorn import finish
+from otdd_flash.types import LabelledDataset, Progress
 
 
 def load(
-    spec: str | LabelledDataset,
+    spec: Any,
     *,
-    data_root: str | os.PathLike[str] | None = None,
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
+    data_root: str | os.PathLike[str] | None = None,
+    label: str | None = None,
+    features: str | Sequence[str] | None = None,
+    labels: str = "given",
+    drop_unlabelled: bool = False,
+    image_size: int | tuple[int, int] | None = None,
+    color: str = "auto",
+    scale: str = "auto",
+    missing: str = "refuse",
+    cosine: bool = False,
+    encoder: str | Callable[[Any], Any] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    batch_size: int = 128,
+    device: str = "auto",
+    cache: bool = True,
 ) -> LabelledDataset:
-    """Load a dataset by name, or sample one that is loaded.
-
-    Files are looked for below ``data_root``, then ``OTDD_DATA``, the checkout's ``data`` folder,
-    the user cache and ``/usr/share/datasets``; a dataset that is in none of them is downloaded
-    into the cache. A ``data_root`` without the dataset's files is no error: the provenance says
-    which place they came from. Files that are there but damaged are an error, never skipped.
+    """Load a dataset of any kind; what was chosen or converted is in ``provenance["announced"]``.
 
     Args:
-        spec: a name of ``known_names()``, or a dataset, for which only the sampling applies.
-        data_root: folder with dataset files; must exist when given.
-        split: "train", "test", or another split that the dataset has.
-        max_samples: keep at most this many, stratified by class, in their original order; the
-            draw depends on the dataset and the seed alone. None keeps all.
-        seed: of the draw, an integer >= 0.
+        spec: a name of ``known_names()`` (downloaded into the user's cache where its files are
+            nowhere else), ``hf:owner/name:config``, ``sklearn:wine``, each with ``@split`` behind
+            it where wanted; the path of a csv, tsv, parquet, arrow, npz, npy, safetensors or pt
+            file, of a folder of class folders, or of what ``datasets`` saved; or in Python a pair
+            (x, y), a table of pandas, polars or pyarrow, a dataset or loader of torch, a
+            ``datasets.Dataset``, a generator of pairs, a LabelledDataset.
+        split: of datasets that have splits; a spec's own ``@split`` wins.
+        max_samples: keep at most this many, stratified by class, in their original order, drawn
+            before anything is decoded; the draw depends on the dataset and the seed alone.
+        seed: of the draw and of clustering.
+        data_root: folder with the files of datasets that have a name.
+        label: column, array or file of the labels.
+        features: columns (``pixel*`` matches several) or the array of the points.
+        labels: ``given``, ``none`` (one class), ``kmeans:10``, or ``quantiles:10`` of a number.
+        drop_unlabelled: drop samples without a label instead of refusing them.
+        image_size: side, or (height, width), that images are resized to.
+        color: ``grey``, ``rgb``, ``rgba``; ``auto`` keeps what there is, RGB where it differs.
+        scale: ``standard`` or ``none``; ``auto`` standardises tables and leaves arrays alone.
+        missing: what to do about missing table entries: ``refuse``, ``drop`` the rows, or fill
+            with the ``mean`` or ``median`` (categories: the most frequent one).
+        cosine: divide each sample by its norm, so that ``||x - y||^2 = 2 (1 - cos)``.
+        encoder: ``pixels``, ``pca:50``, ``torchvision:resnet18``, ``timm:NAME``,
+            ``sentence:MODEL``, ``module:callable``, or a callable.
+        weights: file with the weights of a torchvision or timm model, or a name of torchvision's.
+        batch_size: samples an encoder gets at once.
+        device: where an encoder runs.
+        cache: keep what encoders return in the user's cache.
 
     Raises:
-        DatasetNotFoundError: unknown name, no such data root, or no files and no download.
-        DataError: files that are damaged or do not belong together.
-        SettingsError: a split, max_samples or seed that cannot be.
+        DatasetNotFoundError: unknown name, no such file, or no files and no download.
+        DataError: files that are damaged, samples that cannot be points.
+        LabelError: labels that are missing, ambiguous, or no classes.
+        SettingsError: an argument that cannot be.
     """
-    # a bad number must not cost a download
-    check_sampling(max_samples, seed)
-    dataset = spec if isinstance(spec, LabelledDataset) else _load_named(spec, data_root, split)
-    return sample(dataset, max_samples, seed)
+    settings = LoadSettings(
+        split=split,
+        max_samples=max_samples,
+        seed=seed,
+        data_root=data_root,
+        label=label,
+        features=features,  # type: ignore[arg-type]
+        labels=labels,
+        drop_unlabelled=drop_unlabelled,
+        image_size=image_size,  # type: ignore[arg-type]
+        color=color,
+        scale=scale,
+        missing=missing,
+        cosine=cosine,
+        encoder=encoder,
+        weights=weights,
+        batch_size=batch_size,
+        device=device,
+        cache=cache,
+    )
+    return load_together([spec], settings)[0]
 
 
-def _load_named(name: Any, data_root: str | os.PathLike[str] | None, split: str) -> LabelledDataset:
-    if not isinstance(name, str):
-        raise DatasetNotFoundError(
-            f"cannot load {type(name).__name__}; expected a dataset name or a LabelledDataset"
-        )
-    entry = find_entry(name)
-    check_split(entry, split)
-    places = search_places(data_root)
-    if isinstance(entry, MiniEntry):
-        return load_mini(entry)
-    if isinstance(entry, DigitsEntry):
-        return load_digits(entry)
-    assert isinstance(entry, TorchvisionEntry)
-    for place in places:
-        dataset = _load_from(place, entry, split)
-        if dataset is not None:
-            return dataset
+def load_together(
+    specs: Sequence[Any], settings: LoadSettings | None = None
+) -> list[LabelledDataset]:
+    """Load datasets into one space: scaled, one-hot encoded, resized and projected alike.
+
+    Raises:
+        OTDDError: as :func:`load`; a DataError for datasets that share no space, with a way out.
+    """
+    return finish(load_steps(specs, settings or LoadSettings()))
+
+
+def load_steps(
+    specs: Sequence[Any], settings: LoadSettings
+) -> Generator[Progress, None, list[LabelledDataset]]:
+    """Load as :func:`load_together` does, yielding progress; a spec given twice is read once."""
+    read = yield from read_steps(specs, settings)
+    places: dict[int, int] = {}
+    distinct = [raw for raw in read if places.setdefault(id(raw), len(places)) == len(places) - 1]
+    made = yield from represent_steps(distinct, settings)
+    return [made[places[id(raw)]] for raw in read]
+
+
+def read_steps(
+    specs: Sequence[Any], settings: LoadSettings
+) -> Generator[Progress, None, list[RawDataset]]:
+    """Read datasets side by side, settle their labels and draw their samples; nothing is decoded.
+
+    The same spec twice gives the same object twice.
+    """
+    tasks = [(spec, settings.label_of(k, len(specs))) for k, spec in enumerate(specs)]
+    first: list[int] = []
+    for task in tasks:
+        same = (k for k, other in enumerate(tasks) if _same(task, other))
+        first.append(next(same))
+    with ThreadPoolExecutor(max(1, min(8, len(set(first))))) as threads:
+        coming = {k: threads.submit(_read, *tasks[k], settings) for k in dict.fromkeys(first)}
+        try:
+            for done, (k, future) in enumerate(coming.items()):
+                yield Progress("load", done, len(coming), _shown(specs[k]))
+                future.result()
+        finally:
+            for future in coming.values():
+                future.cancel()
+    yield Progress("load", len(coming), len(coming))
+    raws = {k: future.result() for k, future in coming.items()}
+    names = [raw.name for raw in raws.values()]
+    for k, raw in raws.items():
+        # two files train.csv are told apart by their paths
+        if names.count(raw.name) > 1 and isinstance(specs[k], (str, Path)):
+            raws[k] = replace(raw, name=str(specs[k]), origin=None)
+    return [raws[k] for k in first]
+
+
+def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    if isinstance(one[0], (str, Path)) and isinstance(other[0], (str, Path)):
+        return str(one[0]) == str(other[0]) and one[1] == other[1]
+    return one[0] is other[0] and one[1] == other[1]
+
+
+def _shown(spec: Any) -> str:
+    return str(spec) if isinstance(spec, (str, Path)) else getattr(spec, "name", "")
+
+
+def _read(spec: Any, label: str | None, settings: LoadSettings) -> RawDataset:
+    raw = settle_labels(_resolve(spec, label, settings), settings)
+    if raw.origin is not None:
+        return raw_of(sample(raw.origin, settings.max_samples, settings.seed))
+    ids = torch.zeros(len(raw), dtype=torch.int64)
+    if raw.labels is not None:
+        ids = torch.from_numpy(raw.labels)
+    rows = drawn_rows(ids, raw.weights, settings.max_samples, settings.seed)
+    if rows is None:
+        return raw
+    note = {"of": len(raw), "seed": int(settings.seed), "kept": len(rows)}
+    return raw.take(rows.numpy(), sampled=note)
+
+
+def _resolve(spec: Any, label: str | None, settings: LoadSettings) -> RawDataset:
+    """Return the dataset that a spec means."""
+    if isinstance(spec, LabelledDataset):
+        return raw_of(spec)
+    if not isinstance(spec, (str, Path)):
+        return read_object(spec, settings, label)
+    for text, split in _readings(str(spec)):
+        chosen = replace(settings, split=split) if split else settings
+        if text.startswith(HUB):
+            return read_hub(text, chosen, label)
+        if text.startswith(SKLEARN):
+            return read_sklearn(text, chosen, label)
+        if isinstance(spec, str) and is_known(text):
+            raw = raw_of(load_named(text, settings.data_root, chosen.split))
+            # a test set beside its training set is told apart by its name
+            return replace(raw, name=spec, origin=None) if split else raw
+        path = Path(text).expanduser()
+        if path.exists():
+            return read_path(path, chosen, label)
+    text = str(spec)
+    if isinstance(spec, Path) or os.sep in text or text.lower().endswith(SUFFIXES):
+        raise DatasetNotFoundError(f"{text}: no such file or folder (in {Path.cwd()})")
     try:
-        dataset = _load_from(download(entry, split), entry, split)
-        reason = "the download lacks the files"
-    except DatasetNotFoundError as error:
-        dataset, reason = None, str(error)
-    if dataset is None:
+        find_entry(text)
+    except OTDDError as error:
         raise DatasetNotFoundError(
-            f"{entry.name}: no {_file_names(entry, split)} in "
-            f"{', '.join(_describe(place, entry, split) for place in places)}, and {reason}; "
-            f"give the folder as data root, or use {_substitute(entry)}, which needs no files"
-        )
-    return dataset
+            f"{error}; or give a file, a folder, hf:owner/name or sklearn:name"
+        ) from None
+    raise AssertionError("a known name was not loaded")
 
 
-def _load_from(place: Place, entry: TorchvisionEntry, split: str) -> LabelledDataset | None:
-    if isinstance(entry, IdxEntry):
-        pair = find_idx(place, entry, split)
-        return None if pair is None else load_idx(pair, entry, split)
-    assert isinstance(entry, ArchiveEntry)
-    root = find_archive(place, entry, split)
-    return None if root is None else load_archive(root, place, entry, split)
-
-
-def _describe(place: Place, entry: TorchvisionEntry, split: str) -> str:
-    if isinstance(entry, IdxEntry) and foreign_files(place, entry, split):
-        return f"{place.root} ({place.why}; the files there are another dataset's)"
-    return f"{place.root} ({place.why})"
-
-
-def _file_names(entry: TorchvisionEntry, split: str) -> str:
-    if isinstance(entry, IdxEntry):
-        return f"{dict(entry.images)[split]}[.gz] and {dict(entry.labels)[split]}[.gz]"
-    assert isinstance(entry, ArchiveEntry)
-    return dict(entry.markers)[split]
-
-
-def _substitute(entry: TorchvisionEntry) -> str:
-    return "fashion-mnist-mini" if entry.name == "fashion-mnist" else "mnist-mini"
+def _readings(text: str) -> Iterator[tuple[str, str]]:
+    """Yield a spec as it is and, with ``@split`` behind it, its two parts."""
+    name, at, split = text.rpartition("@")
+    remote = text.startswith((HUB, SKLEARN))
+    if not (remote and at):
+        yield text, ""
+    if at and name and split:
+        yield name, split

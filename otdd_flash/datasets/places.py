@@ -9,6 +9,7 @@ from pathlib import Path
 
 from otdd_flash.datasets.registry import plain
 from otdd_flash.errors import DataError, DatasetNotFoundError
+from otdd_flash.files import user_cache
 
 DEBIAN = Path("/usr/share/datasets")
 ENVIRONMENT = "OTDD_DATA"
@@ -21,12 +22,6 @@ class Place:
     root: Path
     why: str  # shown in errors and provenance
     explicit: bool = False
-
-
-def user_cache() -> Path:
-    """Return the folder that downloads go to: ``$XDG_CACHE_HOME/otdd-flash`` or ~/.cache/..."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "otdd-flash"
 
 
 def checkout_data() -> Path | None:

@@ -92,11 +92,24 @@ def sample(
         SettingsError: ``max_samples`` < 1 or a seed that is not an integer >= 0.
     """
     check_sampling(max_samples, seed)
-    n = len(dataset)
-    if max_samples is None or max_samples >= n:
+    rows = drawn_rows(dataset.labels, dataset.weights, max_samples, seed)
+    if rows is None:
         return dataset
-    candidates = (dataset.weights > 0).nonzero().reshape(-1)
+    note = {"of": len(dataset), "seed": int(seed), "kept": len(rows)}
+    return dataset.subset(rows.to(dataset.labels.device), sampled=note)
+
+
+def drawn_rows(
+    labels: Tensor,  # (n,) int64 class ids
+    weights: Tensor | None,  # (n,) None: uniform
+    max_samples: int | None,  # None: all
+    seed: int,
+) -> Tensor | None:  # (k,) int64 on the CPU, ascending; None: all rows stay
+    """Draw rows of positive weight, stratified by class."""
+    if max_samples is None or max_samples >= len(labels):
+        return None
+    if weights is None:
+        return stratified_rows(labels, int(max_samples), seed)
+    candidates = (weights > 0).nonzero().reshape(-1).cpu()
     kept = min(int(max_samples), len(candidates))
-    chosen = stratified_rows(dataset.labels[candidates], kept, seed)
-    rows = candidates[chosen.to(candidates.device)]
-    return dataset.subset(rows, sampled={"of": n, "seed": int(seed), "kept": kept})
+    return candidates[stratified_rows(labels.cpu()[candidates], kept, seed)]

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from otdd_flash.datasets.places import Place, named_folders, user_cache
+from otdd_flash.datasets.places import Place, named_folders
 from otdd_flash.datasets.registry import ArchiveEntry, TorchvisionEntry
 from otdd_flash.errors import DataError, DatasetNotFoundError
+from otdd_flash.files import user_cache
 from otdd_flash.types import LabelledDataset
 
 STAGING_PREFIX = ".download-"

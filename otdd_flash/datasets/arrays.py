@@ -1,0 +1,229 @@
+"""Arrays in files: npz, npy, safetensors, and what torch.save wrote of plain tensors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otdd_flash.checks import dense_points
+from otdd_flash.datasets.raw import RawDataset, check_file, damaged
+from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.errors import DataError, DatasetNotFoundError, LabelError
+from otdd_flash.labels import label_array
+from otdd_flash.samples import Arrays
+
+# names of arrays that are understood, the best first; `x_train` and `train_x` are found too
+POINTS = ("points", "x", "data", "images", "features", "embeddings", "inputs", "samples")
+LABELS = ("labels", "y", "label", "targets", "target", "classes")
+METADATA = "otdd_flash"  # key of what `otdd embed` wrote into the header of a safetensors file
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Arrays by name, each read when it is asked for."""
+
+    names: tuple[str, ...]
+    read: Callable[[str], Any]
+    header: Mapping[str, Any] = field(default_factory=dict)  # what our own files say of themselves
+
+
+def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> RawDataset:
+    """Read a file of arrays; npy and safetensors files are mapped into memory.
+
+    Raises:
+        DatasetNotFoundError, DataError: no such file, damaged, or holding Python objects.
+        LabelError: labels that are not there.
+    """
+    check_file(path)
+    read = {".npz": _npz, ".npy": _npy, ".safetensors": _safetensors}.get(path.suffix, _torch)
+    try:
+        found = read(path)
+        if isinstance(found, Archive):
+            return raw_arrays(found, path.name, settings, label, source=str(path))
+        return _lone(found, path, settings, label)
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, KeyError) as error:
+        if "allow_pickle" in str(error) or "pickled" in str(error):
+            raise DataError(
+                f"{path}: holds Python objects, which are not read from files because they can "
+                "run code; save arrays of numbers or strings"
+            ) from error
+        raise damaged(path, path.suffix[1:], error) from error
+
+
+def _npz(path: Path) -> Archive:
+    archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError("it holds one array, as .npy files do")
+    return Archive(tuple(archive.files), archive.__getitem__)
+
+
+def _npy(path: Path) -> np.ndarray:
+    # private pages: torch may write into the array, the file stays as it is
+    return np.load(path, mmap_mode="c", allow_pickle=False)
+
+
+def _safetensors(path: Path) -> Archive:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(path, framework="pt")
+        header = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+        return Archive(tuple(file.keys()), file.get_tensor, header)
+    except SafetensorError as error:
+        raise damaged(path, "safetensors", error) from error
+
+
+def _torch(path: Path) -> Any:
+    try:
+        # files of before torch 1.6 are no zip archives and cannot be mapped
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"{path}: holds other objects than tensors, which are not read because they can run "
+            "code; save a dict of tensors: torch.save({'points': x, 'labels': y}, path)"
+        ) from error
+    except RuntimeError as error:
+        raise damaged(path, "torch", error) from error
+    if isinstance(content, Mapping):
+        tensors = {str(k): v for k, v in content.items() if isinstance(v, (Tensor, list))}
+        return Archive(tuple(tensors), tensors.__getitem__)
+    if isinstance(content, (tuple, list)) and len(content) == 2:
+        if all(isinstance(part, Tensor) for part in content) and content[1].ndim == 1:
+            return Archive(("points", "labels"), {"points": content[0], "labels": content[1]}.get)
+    if isinstance(content, Tensor):
+        return content
+    raise DataError(
+        f"{path}: holds a {type(content).__name__}, expected a tensor, a pair (points, labels), or "
+        "a dict of tensors"
+    )
+
+
+def raw_arrays(
+    archive: Archive,
+    name: str,
+    settings: LoadSettings,
+    label: str | None,
+    **provenance: Any,
+) -> RawDataset:
+    """Return the dataset of named arrays: points, and labels unless none are wanted.
+
+    Raises:
+        DataError: no array of points, or several and no way to tell.
+        LabelError: the labels asked for are not there.
+    """
+    wanted = settings.features
+    if isinstance(wanted, tuple):
+        raise DataError(
+            f"{name}: features names {len(wanted)} arrays, expected one; it has {_names(archive)}"
+        )
+    points_name = _find(archive, wanted, POINTS, settings.split)
+    labels_name = _find(archive, label, LABELS, settings.split)
+    said: list[str] = []
+    if points_name is None or (labels_name is None and label is None):
+        shapes = {key: np.shape(archive.read(key)) for key in archive.names}
+        if points_name is None and wanted is None and settings.split == "train":
+            many = [key for key, shape in shapes.items() if len(shape) >= 2]
+            points_name = many[0] if len(many) == 1 else None
+        if points_name is not None and labels_name is None and label is None:
+            n = shapes[points_name][:1]
+            lists = [key for key, shape in shapes.items() if shape == n]
+            labels_name = lists[0] if len(lists) == 1 else None
+        if labels_name is not None:
+            said.append(f"points are {points_name!r}, labels {labels_name!r}, told by their shapes")
+    if points_name is None:
+        asked = f"no array {wanted!r}" if wanted is not None else "cannot tell which array is which"
+        if wanted is None and settings.split != "train":
+            asked = f"no arrays of the split {settings.split!r}"
+        raise DataError(
+            f"{name}: {asked}, it has {_names(archive)}; name the points with features and the "
+            "labels with label (--features, --label)"
+        )
+    if labels_name is None and label is not None:
+        raise LabelError(f"{name}: there is no array {label!r}; it has {_names(archive)}")
+    points = dense_points(archive.read(points_name), name)
+    shape = archive.header.get("sample_shape")
+    if shape:
+        points = points.reshape(points.shape[0], *shape)
+    class_names = archive.header.get("class_names")
+    if class_names is None and "class_names" in archive.names:
+        class_names = [str(v) for v in np.asarray(archive.read("class_names")).tolist()]
+    origin = {"made from": archive.header["provenance"]} if "provenance" in archive.header else {}
+    return RawDataset(
+        str(archive.header.get("name", name)),
+        Arrays.of(points),
+        None if labels_name is None else tidy_labels(archive.read(labels_name), len(points), name),
+        None if class_names is None else tuple(class_names),
+        {**provenance, "points": points_name, "label": labels_name, **origin},
+        tuple(said),
+    )
+
+
+def _find(
+    archive: Archive,
+    asked: str | None,
+    known: tuple[str, ...],
+    split: str,
+) -> str | None:
+    """Return the name of an array: the one asked for, else one of the split, else a usual one."""
+    if asked is not None:
+        return asked if asked in archive.names else None
+    by_name = {key.lower(): key for key in reversed(archive.names)}
+    forms = [form for key in known for form in (f"{key}_{split}", f"{split}_{key}")]
+    # without arrays of the split itself, the plain names are its training set
+    forms += known if split == "train" else ()
+    return next((by_name[form] for form in forms if form in by_name), None)
+
+
+def _names(archive: Archive) -> str:
+    shown = [f"{key!r} {tuple(np.shape(archive.read(key)))}" for key in archive.names[:20]]
+    return ", ".join(shown) or "no arrays"
+
+
+def _lone(points: Any, path: Path, settings: LoadSettings, label: str | None) -> RawDataset:
+    """Return the dataset of a file with one array; its labels are in another file."""
+    if settings.features is not None:
+        raise DataError(f"{path}: holds one array, features does not apply; drop it")
+    labels = None
+    if label is not None:
+        beside = [p for p in (path.parent / label, Path(label).expanduser()) if p.is_file()]
+        if not beside or beside[0].suffix != ".npy":
+            what = "is no .npy file" if beside else "is not there"
+            raise DatasetNotFoundError(
+                f"{path}: its labels {label} {what}; give a .npy file of one label a sample"
+            )
+        check_file(beside[0])
+        labels = np.load(beside[0], allow_pickle=False)
+    return RawDataset(
+        path.name,
+        Arrays.of(dense_points(points, path.name)),
+        None if labels is None else tidy_labels(labels, len(points), path.name),
+        provenance={"source": str(path), "label": label},
+    )
+
+
+def tidy_labels(labels: Any, n: int, name: str) -> np.ndarray:  # (n,)
+    """Return labels as an array, a trailing axis of one dropped, lists of numbers as numbers.
+
+    Raises:
+        LabelError: another number of labels than samples, or several a sample.
+    """
+    array = label_array(labels, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (n,):
+        raise LabelError(f"{name}: labels have shape {array.shape}, expected ({n},): one a sample")
+    if array.dtype.kind == "O" and all(type(v) in (int, float) for v in array):
+        array = np.array(array.tolist())
+    return array

@@ -1,0 +1,296 @@
+"""From rows of tables to points: numbers standardised, categories one-hot, over all datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otdd_flash.datasets.cells import kind_of
+from otdd_flash.datasets.raw import RawDataset
+from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.errors import DataError
+from otdd_flash.samples import CHUNK, Rows
+
+# a column of strings with more distinct values than this is text, not categories
+MOST_CATEGORIES = 1000
+LISTED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One feature column of all tables."""
+
+    name: str
+    values: list[np.ndarray]  # a table each: (n,) float64, NaN where missing, or (n,) codes, -1
+    words: tuple[str, ...] | None  # the categories, None for numbers
+
+
+def table_points(
+    raws: Sequence[RawDataset],  # of Rows, with the same columns
+    settings: LoadSettings,
+) -> tuple[list[RawDataset], list[Tensor]]:  # rows dropped where asked; (n, d) of each
+    """Return the points of tables that share their columns.
+
+    Numbers get mean 0 and variance 1 over the samples of all tables, unless ``scale`` is none;
+    a category becomes one column a value, 1 where it is the sample's, so that two categories lie
+    sqrt(2) apart. Whole numbers of 0 to 255 that are not scaled stay bytes.
+
+    Raises:
+        DataError: other columns, missing entries that are refused, infinity, text.
+    """
+    _check_columns(raws)
+    tables = [raw.samples.all() for raw in raws]
+    names = tables[0].column_names
+
+    def columns() -> Iterator[Column]:
+        # made anew for each pass: one column at a time is held as float64
+        for name in names:
+            yield _column(name, [table.column(name) for table in tables], raws)
+
+    survey = _survey(columns(), raws)
+    done, kept = _without_missing(raws, survey, settings)
+    scaled = settings.scale != "none"
+    kinds = [raw.samples.schema.field(n).type for raw in raws for n in names]  # type: ignore[attr-defined]
+    dtype: type[np.generic] = np.float32 if all(map(_narrow, kinds)) else np.float64
+    if survey.plain and not scaled:
+        dtype = np.uint8
+    points = [np.zeros((len(raw), survey.width), dtype=dtype) for raw in done]
+    at = 0
+    for column in columns():
+        values = _filled(column, settings.missing, done)
+        values = [v[rows] for v, rows in zip(values, kept, strict=True)]
+        if column.words is not None:
+            for out, codes in zip(points, values, strict=True):
+                out[np.arange(len(codes)), at + codes] = 1
+            at += len(column.words)
+            continue
+        mean, spread = _moments(values) if scaled else (0.0, 1.0)
+        for out, numbers in zip(points, values, strict=True):
+            out[:, at] = (numbers - mean) / spread if scaled else numbers
+        at += 1
+    said = _announcement(survey, len(raws), scaled)
+    done = [raw.take(np.arange(len(raw)), *said) for raw in done]
+    return done, [torch.from_numpy(p) for p in points]
+
+
+def same_columns(raws: Sequence[RawDataset]) -> bool:
+    """Say whether tables have the same columns of the same kinds."""
+    kinds = [
+        {field.name: kind_of(field.type) == "number" for field in raw.samples.schema}  # type: ignore[attr-defined]
+        for raw in raws
+    ]
+    return all(other == kinds[0] for other in kinds[1:])
+
+
+def standardised(
+    clouds: Sequence[Tensor],  # (n, d) of each dataset
+) -> tuple[list[Tensor], str]:  # (n, d) float32, float64 where that came; what to announce
+    """Bring every feature to mean 0 and variance 1, over all datasets where they share a space."""
+    from sklearn.preprocessing import StandardScaler
+
+    together = len({cloud.shape[1] for cloud in clouds}) == 1
+    scalers = [StandardScaler()] * len(clouds) if together else [StandardScaler() for _ in clouds]
+    for cloud, scaler in zip(clouds, scalers, strict=True):
+        for part in cloud.split(CHUNK):
+            scaler.partial_fit(part.to("cpu", torch.float64).numpy())
+    out = []
+    for cloud, scaler in zip(clouds, scalers, strict=True):
+        dtype = torch.float64 if cloud.dtype == torch.float64 else torch.float32
+        points = torch.empty(cloud.shape, dtype=dtype)
+        for part, into in zip(cloud.split(CHUNK), points.split(CHUNK), strict=True):
+            scaled = scaler.transform(part.to("cpu", torch.float64).numpy())
+            into.copy_(torch.from_numpy(scaled))
+        out.append(points)
+    over = f"all {len(clouds)} datasets" if together and len(clouds) > 1 else "its own samples"
+    return out, f"{clouds[0].shape[1]:,} features standardised over {over}"
+
+
+def _check_columns(raws: Sequence[RawDataset]) -> None:
+    """Refuse tables that do not share their columns and the kinds of these."""
+    first = raws[0]
+    assert isinstance(first.samples, Rows)
+    for other in raws[1:]:
+        assert isinstance(other.samples, Rows)
+        here, there = first.samples.schema, other.samples.schema
+        lacking = [
+            f"{name} lacks {', '.join(repr(n) for n in sorted(gone)[:LISTED])}"
+            + (f" and {len(gone) - LISTED} more" if len(gone) > LISTED else "")
+            for name, gone in (
+                (first.name, set(there.names) - set(here.names)),
+                (other.name, set(here.names) - set(there.names)),
+            )
+            if gone
+        ]
+        if lacking:
+            shared = [n for n in here.names if n in there.names]
+            way = f"keep the {len(shared)} they share with features, or " if shared else ""
+            raise DataError(
+                f"{first.name} has {len(here.names)} feature columns, {other.name} has "
+                f"{len(there.names)}: {'; '.join(lacking)}; {way}bring both to a space of one "
+                "size with encoder='pca:10' (--encoder pca:10)"
+            )
+        for name in here.names:
+            kinds = [kind_of(schema.field(name).type) for schema in (here, there)]
+            if kinds[0] != kinds[1]:
+                raise DataError(
+                    f"column {name!r} holds {'numbers' if kinds[0] == 'number' else 'categories'} "
+                    f"in {first.name} and {'numbers' if kinds[1] == 'number' else 'categories'} in "
+                    f"{other.name}; make it one kind, or leave it out with features"
+                )
+
+
+def _column(name: str, chunks: list, raws: Sequence[RawDataset]) -> Column:
+    """Return a column as numbers, or as codes of the categories that occur in any table."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if all(kind_of(chunk.type) == "number" for chunk in chunks):
+        values = [c.cast(pa.float64()).to_numpy(zero_copy_only=False) for c in chunks]
+        for raw, column in zip(raws, values, strict=True):
+            if np.isinf(column).any():
+                row = int(np.flatnonzero(np.isinf(column))[0])
+                raise DataError(
+                    f"{raw.name}: column {name!r} holds infinity in row {row}; drop or replace it"
+                )
+        return Column(name, values, None)
+    texts = [pc.cast(chunk, pa.string()) for chunk in chunks]
+    found = sorted({w for t in texts for w in t.unique().to_pylist() if w is not None})
+    total = sum(len(t) for t in texts)
+    if len(found) > MOST_CATEGORIES or (len(found) > 10 and len(found) > total / 2):
+        raise DataError(
+            f"{raws[0].name}: column {name!r} holds {len(found):,} different strings in {total:,} "
+            "rows, too many for categories; leave it out with features (--features), or embed it "
+            "as text with encoder='sentence:MODEL' (--encoder sentence:MODEL)"
+        )
+    known = pa.array(found, pa.string())
+    codes = [
+        np.asarray(pc.fill_null(pc.index_in(t, value_set=known), -1)).astype(np.int64)
+        for t in texts
+    ]
+    return Column(name, codes, tuple(found))
+
+
+def _missing(column: Column, k: int) -> np.ndarray:  # (n,) bool
+    values = column.values[k]
+    return np.isnan(values) if column.words is None else values < 0
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What a first pass over the columns finds."""
+
+    columns: int
+    numbers: int  # columns of numbers; the others are categories
+    width: int  # features: a number is one, a category one a value
+    plain: bool  # whether everything is a whole number of 0 to 255
+    holes: list[dict[str, int]]  # a table each: missing entries of the columns that have some
+    whole: list[np.ndarray]  # a table each: (n,) bool, rows without missing entries
+
+
+def _survey(columns: Iterator[Column], raws: Sequence[RawDataset]) -> Survey:
+    holes: list[dict[str, int]] = [{} for _ in raws]
+    whole = [np.ones(len(raw), dtype=bool) for raw in raws]
+    count, numbers, width, plain = 0, 0, 0, True
+    for column in columns:
+        count += 1
+        numbers += column.words is None
+        width += 1 if column.words is None else len(column.words)
+        plain = plain and column.words is None and all(map(_bytes, column.values))
+        for k in range(len(raws)):
+            missing = _missing(column, k)
+            if missing.any():
+                holes[k][column.name] = int(missing.sum())
+                whole[k] &= ~missing
+    return Survey(count, numbers, width, plain, holes, whole)
+
+
+def _without_missing(
+    raws: Sequence[RawDataset], survey: Survey, settings: LoadSettings
+) -> tuple[list[RawDataset], list[np.ndarray]]:  # the datasets and (n,) bool rows that stay
+    """Refuse missing entries, drop their rows, or announce that they are filled."""
+    done, kept = list(raws), [np.ones(len(raw), dtype=bool) for raw in raws]
+    for k, (raw, holes) in enumerate(zip(raws, survey.holes, strict=True)):
+        if not holes:
+            continue
+        total = sum(holes.values())
+        if settings.missing == "refuse":
+            worst = sorted(holes.items(), key=lambda item: -item[1])
+            listed = ", ".join(f"{name!r}: {count:,}" for name, count in worst[:LISTED])
+            raise DataError(
+                f"{raw.name}: {total:,} entries are missing in {len(worst)} of {survey.columns} "
+                f"columns ({listed}{', ...' if len(worst) > LISTED else ''}); drop those rows with "
+                "missing='drop' (--missing drop), or fill them with 'mean' or 'median'"
+            )
+        if settings.missing != "drop":
+            said = f"the {settings.missing} of their column (categories: the most frequent one)"
+            done[k] = raw.take(np.arange(len(raw)), f"{total:,} missing entries filled with {said}")
+            continue
+        kept[k] = survey.whole[k]
+        gone = len(raw) - int(kept[k].sum())
+        if gone == len(raw):
+            raise DataError(
+                f"{raw.name}: every row has a missing entry, nothing is left; fill them with "
+                "missing='mean' (--missing mean), or leave columns out with features"
+            )
+        said = f"dropped {gone:,} of {len(raw):,} rows with missing entries"
+        done[k] = raw.take(np.flatnonzero(kept[k]), said)
+    return done, kept
+
+
+def _filled(column: Column, rule: str, raws: Sequence[RawDataset]) -> list[np.ndarray]:
+    """Fill the holes of a column with one value for all tables, where they are not dropped."""
+    holes = [_missing(column, k) for k in range(len(column.values))]
+    if rule not in ("mean", "median") or not any(h.any() for h in holes):
+        return column.values
+    known = np.concatenate([v[~h] for v, h in zip(column.values, holes, strict=True)])
+    if not len(known):
+        raise DataError(
+            f"{raws[0].name}: column {column.name!r} is empty, there is nothing to fill it with; "
+            "leave it out with features (--features)"
+        )
+    value: float
+    if column.words is not None:
+        value = int(np.bincount(known).argmax())
+    else:
+        value = float(known.mean() if rule == "mean" else np.median(known))
+    return [
+        np.where(h, value, v).astype(v.dtype) for v, h in zip(column.values, holes, strict=True)
+    ]
+
+
+def _moments(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return mean and standard deviation of all samples; 1 for a column that is constant."""
+    count = sum(len(v) for v in values)
+    mean = sum(float(v.sum()) for v in values) / count
+    variance = sum(float(((v - mean) ** 2).sum()) for v in values) / count
+    constant = min(float(v.min()) for v in values) == max(float(v.max()) for v in values)
+    return mean, 1.0 if constant or variance == 0 else variance**0.5
+
+
+def _bytes(values: np.ndarray) -> bool:
+    """Say whether all values are whole numbers of 0 to 255."""
+    inside = len(values) > 0 and values.min() >= 0 and values.max() <= 255
+    return bool(inside and (values == np.round(values)).all())
+
+
+def _narrow(kind: object) -> bool:
+    """Say whether float32 holds every value of a column."""
+    return str(kind) in ("bool", "int8", "uint8", "int16", "uint16", "halffloat", "float")
+
+
+def _announcement(survey: Survey, tables: int, scaled: bool) -> list[str]:
+    said = []
+    if survey.numbers and scaled:
+        over = "both datasets" if tables == 2 else f"all {tables} datasets"
+        alone = "its own samples (load datasets together to scale them alike)"
+        said.append(
+            f"{survey.numbers} numeric columns standardised over {alone if tables == 1 else over}"
+        )
+    if categories := survey.columns - survey.numbers:
+        shown = survey.width - survey.numbers
+        said.append(f"{categories} columns of categories one-hot in {shown} columns")
+    return said
