@@ -22,6 +22,7 @@ from otdd_flash.cli import main, progress
 from otdd_flash.cli.announce import duration
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.params import Device, MemorySize
+from otdd_flash.datasets import LoadSettings
 from otdd_flash.errors import ConvergenceWarning, DataError
 from otdd_flash.results import load_result
 from otdd_flash.types import OTDDSettings, Progress
@@ -48,7 +49,7 @@ def computed(monkeypatch):
     made = types.SimpleNamespace(
         result=fake_result(),
         seconds=1.0,
-        sampled=None,
+        provenance={},
         error=None,
         seen=[],
         loads=[],
@@ -57,13 +58,16 @@ def computed(monkeypatch):
         warnings=[],
     )
 
-    def load(spec, **options):
-        made.loads.append((spec, options))
-        data = fake_images(per_class=made.size)
-        if made.sampled:
-            data.provenance["sampled"] = made.sampled
-        object.__setattr__(data, "name", spec)
-        return data
+    def load_steps(specs, settings):
+        made.loads.append((specs, settings))
+        yield Progress("load", 1, 1)
+        loaded = []
+        for spec in specs:
+            data = fake_images(per_class=made.size)
+            data.provenance.update(made.provenance)
+            object.__setattr__(data, "name", spec)
+            loaded.append(data)
+        return loaded
 
     def steps(src, tgt, settings, *, confidence=None):
         made.seen.append(settings)
@@ -77,7 +81,7 @@ def computed(monkeypatch):
         return made.result
 
     fakes = {
-        "otdd_flash.datasets": {"load": load},
+        "otdd_flash.datasets": {"LoadSettings": LoadSettings, "load_steps": load_steps},
         "otdd_flash.otdd": {
             "steps": steps,
             "estimate_seconds": lambda *_: made.seconds,
@@ -242,12 +246,15 @@ def test_the_table_is_on_stdout_and_nothing_on_stderr(computed):
 
 
 def test_json_is_one_object_on_stdout(computed):
-    computed.sampled = {"of": 60_000, "kept": 50, "seed": 3}
+    computed.provenance = {"sampled": {"of": 60_000, "kept": 50, "seed": 3}}
     result = run("mnist", "fashion-mnist", "--json")
     assert json.loads(result.stdout)["distance"] == 15.25
     assert len(result.stdout.splitlines()) == 1
     assert "50 of 60,000 samples" in result.stderr and "seed 3" in result.stderr
     assert len(result.stderr.splitlines()) == 2
+    computed.provenance["announced"] = ["9 images made grey"]
+    said = run("mnist", "fashion-mnist", "--json").stderr.splitlines()
+    assert said[1::2] == ["mnist: 9 images made grey", "fashion-mnist: 9 images made grey"]
     assert run("mnist", "fashion-mnist", "--json", "--quiet").stderr == ""
 
 
@@ -258,8 +265,8 @@ def test_options_reach_the_loader_and_the_settings(computed, tmp_path):
         "--label-distance", "diagonal", "--normalize", "unit", "--convention", "microsoft",
         "--no-debias", "--device", "CPU", "--memory-budget", "1.5GiB",
     )  # fmt: skip
-    wanted = {"split": "test", "max_samples": 7, "seed": 5, "data_root": str(tmp_path)}
-    assert computed.loads == [("a", wanted), ("b", wanted)]
+    wanted = LoadSettings("test", 7, 5, str(tmp_path), device="cpu")
+    assert computed.loads == [(("a", "b"), wanted)]
     assert computed.seen == [
         OTDDSettings(
             "2%", 1e-4, 9, 2.0, 3.0, "diagonal", "unit", "microsoft", False, None, 1_610_612_736,
@@ -267,6 +274,28 @@ def test_options_reach_the_loader_and_the_settings(computed, tmp_path):
         )
     ]  # fmt: skip
     assert computed.warmed == ["cpu"]
+
+
+def test_options_of_samples_reach_the_loader(computed):
+    run("a", "b")
+    assert computed.loads.pop() == (("a", "b"), LoadSettings())
+    run(
+        "a", "b", "--label", "kind", "--label", "y", "--features", "c*", "--labels", "kmeans:3",
+        "--drop-unlabelled", "--image-size", "32x48", "--color", "grey", "--scale", "standard",
+        "--missing", "mean", "--cosine", "--encoder", "pca:5", "--batch-size", 7, "--no-cache",
+    )  # fmt: skip
+    wanted = LoadSettings(
+        label=("kind", "y"), features="c*", labels="kmeans:3", drop_unlabelled=True,
+        image_size=(32, 48), color="grey", scale="standard", missing="mean", cosine=True,
+        encoder="pca:5", batch_size=7, cache=False,
+    )  # fmt: skip
+    assert computed.loads == [(("a", "b"), wanted)]
+    assert run("a", "b", "--image-size", "7").exit_code == 0
+    assert computed.loads[-1][1].image_size == (7, 7)
+    refused(run("a", "b", "--image-size", "big"), "'big' is no size; expected a side such as 32")
+    refused(run("a", "b", "--image-size", "0"), "image_size is (0, 0), expected a side such as 32")
+    refused(run("a", "b", "--labels", "kmeans"), "labels is 'kmeans', expected given, none, kme")
+    assert len(computed.loads) == 2
 
 
 def test_files_are_written(computed, tmp_path):

@@ -15,7 +15,6 @@ from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
     check_device,
     check_files,
-    dataset_options,
     distance_group,
     flow_options,
     machine_options,
@@ -23,6 +22,7 @@ from otdd_flash.cli.options import (
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.cli.sources import dataset_options
 
 if TYPE_CHECKING:
     from otdd_flash.flows import Flow, FlowSettings, FlowState

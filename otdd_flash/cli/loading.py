@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from otdd_flash.cli.progress import Bars
+from otdd_flash.cli.sources import load_settings
 
 if TYPE_CHECKING:
     from otdd_flash.types import LabelledDataset, Progress
@@ -27,41 +28,34 @@ def silent(line: str) -> None:
 def load_pair(
     options: dict[str, Any], bars: Bars, say: Callable[[str], None]
 ) -> tuple[LabelledDataset, LabelledDataset]:
-    """Load both datasets and announce what was sampled."""
+    """Load both datasets and announce what was done to them."""
     source, target = load_all((options["source"], options["target"]), options, bars, say)
     return source, target
 
 
 def load_all(
-    names: Sequence[str],
+    specs: Sequence[str],
     options: dict[str, Any],
     bars: Bars,
     say: Callable[[str], None],
 ) -> list[LabelledDataset]:
-    """Load datasets, each name once, and announce what was sampled."""
+    """Load datasets into one space, and announce what was chosen, converted and sampled."""
+    settings = load_settings(options)
+
     from concurrent.futures import ThreadPoolExecutor
 
-    from otdd_flash.datasets import load
+    from otdd_flash.datasets import load_steps
     from otdd_flash.otdd import warm_up
     from otdd_flash.results import sampled
-    from otdd_flash.types import Progress
 
-    keywords = {key: options[key] for key in ("data_root", "split", "max_samples", "seed")}
-    loaded = []
-    # decompressing two datasets and starting a GPU take a second each: side by side
-    with ThreadPoolExecutor(3) as threads:
-        threads.submit(warm_up, options["device"])
-        coming = {name: threads.submit(load, name, **keywords) for name in dict.fromkeys(names)}
-        try:
-            for k, name in enumerate(names):
-                bars.show(Progress("load", k, len(names), name))
-                loaded.append(coming[name].result())
-            bars.show(Progress("load", len(names), len(names), ""))
-        finally:
-            bars.close()
+    # starting a GPU takes a second: beside the reading
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(warm_up, options["device"])
+        loaded = bars.drive(load_steps(specs, settings))
     for dataset in {id(dataset): dataset for dataset in loaded}.values():
-        if sampled(dataset.provenance):
-            say(f"{dataset.name}: {sampled(dataset.provenance)}")
+        notes = [sampled(dataset.provenance), *dataset.provenance.get("announced", ())]
+        for note in filter(None, notes):
+            say(f"{dataset.name}: {note}")
     return loaded
 
 

@@ -13,13 +13,13 @@ from otdd_flash.cli.loading import drive, load_all, say, silent
 from otdd_flash.cli.options import (
     check_device,
     check_files,
-    dataset_options,
     distance_options,
     machine_options,
     report_option,
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.cli.sources import dataset_options
 
 if TYPE_CHECKING:
     from otdd_flash.findings import MatrixResult

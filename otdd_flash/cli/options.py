@@ -24,7 +24,7 @@ SUFFIXES = {
 }
 
 
-def _group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Return a decorator that adds options; help shows them in the order given."""
 
     def add(command: Command) -> Command:
@@ -35,44 +35,12 @@ def _group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return add
 
 
-# which samples of which datasets
-dataset_options = _group(
-    click.option(
-        "--split",
-        default="train",
-        show_default=True,
-        metavar="NAME",
-        help="Split of both datasets, such as train or test.",
-    ),
-    click.option(
-        "--max-samples",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Keep at most N samples a side, stratified by class.  [default: all]",
-    ),
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Seed of the subsample; one dataset gives one sample on both sides.",
-    ),
-    click.option(
-        "--data-root",
-        type=click.Path(),
-        metavar="DIR",
-        help="Folder with dataset files, searched before OTDD_DATA and the caches.",
-    ),
-)
-
-
 def distance_group(
     tol: float,
     label_distance: str | None,  # None: the command chooses
 ) -> Callable[[Command], Command]:
     """Return the options of what is computed, and how exactly, with a command's defaults."""
-    return _group(
+    return group(
         click.option(
             "--epsilon",
             default="1%",
@@ -140,7 +108,7 @@ def distance_group(
 distance_options = distance_group(1e-3, "gaussian")
 
 # where it is computed
-machine_options = _group(
+machine_options = group(
     click.option(
         "--device",
         type=Device(),
@@ -158,7 +126,7 @@ machine_options = _group(
 )
 
 # what moves and how
-flow_options = _group(
+flow_options = group(
     click.option(
         "--mode",
         type=click.Choice(["features", "attached", "tied", "augmented"]),
@@ -251,7 +219,7 @@ report_option = click.option(
 )
 
 # the folder of a run
-run_options = _group(
+run_options = group(
     click.option(
         "--out",
         type=click.Path(path_type=Path),
@@ -289,7 +257,7 @@ run_options = _group(
 )
 
 # what is shown and written
-output_options = _group(
+output_options = group(
     click.option(
         "--json", "as_json", is_flag=True, help="Print one JSON object instead of the table."
     ),

@@ -59,3 +59,20 @@ class Box(click.ParamType):
         except ValueError:
             self.fail(f"{value!r} is not a box; expected auto, none or two numbers such as 0,255")
         return low, high
+
+
+class Sides(click.ParamType):
+    """``32``, or height and width ``32x48``; whether images can have them is checked below."""
+
+    name = "sides"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Return height and width."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", str(value).strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is no size; expected a side such as 32, or HEIGHTxWIDTH")
+        return int(match[1]), int(match[2] or match[1])

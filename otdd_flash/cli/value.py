@@ -12,12 +12,12 @@ from otdd_flash.cli.loading import drive, load_pair, say, silent
 from otdd_flash.cli.options import (
     check_device,
     check_files,
-    dataset_options,
     distance_options,
     machine_options,
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.cli.sources import dataset_options
 
 EPILOG = """\b
 Examples:

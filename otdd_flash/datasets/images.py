@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,7 +105,7 @@ def pixel_steps(
             if row % CHUNK == 0:
                 yield Progress("images", row, len(raw), raw.name)
     yield Progress("images", len(raw), len(raw), raw.name)
-    return raw.take(np.arange(len(raw)), *said), points
+    return raw.noted(*said), points
 
 
 def _stored(part: Tensor, order: str, color: str, form: Form, white: float) -> Tensor:

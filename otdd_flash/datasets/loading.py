@@ -127,10 +127,10 @@ def load_steps(
 ) -> Generator[Progress, None, list[LabelledDataset]]:
     """Load as :func:`load_together` does, yielding progress; a spec given twice is read once."""
     read = yield from read_steps(specs, settings)
-    places: dict[int, int] = {}
-    distinct = [raw for raw in read if places.setdefault(id(raw), len(places)) == len(places) - 1]
-    made = yield from represent_steps(distinct, settings)
-    return [made[places[id(raw)]] for raw in read]
+    distinct = {id(raw): raw for raw in read}
+    made = yield from represent_steps(list(distinct.values()), settings)
+    by_raw = dict(zip(distinct, made, strict=True))
+    return [by_raw[id(raw)] for raw in read]
 
 
 def read_steps(

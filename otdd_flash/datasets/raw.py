@@ -51,6 +51,19 @@ class RawDataset:
             origin=None,
         )
 
+    def noted(
+        self,
+        *announced: str,
+        **provenance: Any,
+    ) -> RawDataset:
+        """Return the same samples with more said of them; their points are no longer the origin's."""
+        return replace(
+            self,
+            provenance={**self.provenance, **provenance},
+            announced=(*self.announced, *announced),
+            origin=None,
+        )
+
 
 def raw_of(dataset: LabelledDataset) -> RawDataset:
     """Return a loaded dataset as one that can be drawn from and encoded."""

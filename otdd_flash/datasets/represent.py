@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +38,7 @@ def represent_steps(
         from otdd_flash.embed.components import project
 
         found = [
-            (raw.take(np.arange(len(raw)), said), points)
+            (raw.noted(said), points)
             for (raw, _), (points, said) in zip(
                 found, project([p for _, p in found], settings.encoder_spec.components), strict=True
             )
@@ -64,8 +63,7 @@ def _encoded_steps(
         points, said = yield from encode_steps(
             raw.samples, encoder, raw.name, settings.batch_size, settings.cache
         )
-        encoded = raw.take(np.arange(len(raw)), *said, encoder=encoder.title)
-        out.append((encoded, points))
+        out.append((raw.noted(*said, encoder=encoder.title), points))
     return out
 
 
@@ -109,7 +107,7 @@ def _base_steps(
         scaled, said = standardised([out[k][1].reshape(len(out[k][0]), -1) for k in rest])
         for k, points in zip(rest, scaled, strict=True):
             raw, before = out[k]
-            out[k] = (raw.take(np.arange(len(raw)), said), points.reshape(before.shape))
+            out[k] = (raw.noted(said), points.reshape(before.shape))
     return out
 
 

@@ -73,8 +73,7 @@ def table_points(
             out[:, at] = (numbers - mean) / spread if scaled else numbers
         at += 1
     said = _announcement(survey, len(raws), scaled)
-    done = [raw.take(np.arange(len(raw)), *said) for raw in done]
-    return done, [torch.from_numpy(p) for p in points]
+    return [raw.noted(*said) for raw in done], [torch.from_numpy(p) for p in points]
 
 
 def same_columns(raws: Sequence[RawDataset]) -> bool:
@@ -227,7 +226,7 @@ def _without_missing(
             )
         if settings.missing != "drop":
             said = f"the {settings.missing} of their column (categories: the most frequent one)"
-            done[k] = raw.take(np.arange(len(raw)), f"{total:,} missing entries filled with {said}")
+            done[k] = raw.noted(f"{total:,} missing entries filled with {said}")
             continue
         kept[k] = survey.whole[k]
         gone = len(raw) - int(kept[k].sum())
