@@ -36,7 +36,7 @@ def _rows(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{LABEL}}{text}" for name, text in rows)
 
 
-def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Return a table: numbers to the right, the first column and what holds words to the left."""
     columns = list(zip(head, *body, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -88,13 +88,13 @@ def matrix_text(result: MatrixResult) -> str:
             [name, *(f"{value:.4g}" for value in row)]
             for name, row in zip(names, result.distance.tolist(), strict=True)
         ]
-        table = _grid(["distance", *(clipped(name, 12) for name in names)], body)
+        table = grid(["distance", *(clipped(name, 12) for name in names)], body)
     else:
         body = []
         for k, row in enumerate(result.distance.tolist()):
             near = sorted((j for j in range(count) if j != k), key=row.__getitem__)[:3]
             body.append([names[k], *(f"{names[j]} {row[j]:.4g}" for j in near)])
-        table = _grid(["dataset", "nearest", "second", "third"], body)
+        table = grid(["dataset", "nearest", "second", "third"], body)
     gap = (result.squared_upper - result.squared_lower).max()
     rows = [
         ("bounds", f"of the squared distances, at most {float(gap):.2g} apart"),
@@ -156,7 +156,7 @@ def ranking_text(result: Ranking) -> str:
         *_drawn([result.target, *(s.dataset for s in result.sources)]),
         *_last(result.seconds, result.device, result.notes),
     ]
-    return f"{_grid(head, body)}\n\n{_rows(rows)}"
+    return f"{grid(head, body)}\n\n{_rows(rows)}"
 
 
 def _value_rows(value: PairValue) -> list[tuple[str, str]]:
@@ -184,7 +184,7 @@ def explanation_text(result: Explanation) -> str:
             for pair in result.pairs[:LISTED]
         ]
         head = ["source row", "class", "target row", "class", "cost", "of <P, C>"]
-        parts.append(_grid(head, body))
+        parts.append(grid(head, body))
     rows = []
     for name, score in (("source", result.source_foreign), ("target", result.target_foreign)):
         near, far = extremes(score, 5)
@@ -213,7 +213,7 @@ def _split_text(result: Explanation) -> str:
             line("source to itself", result.source_self),
             line("target to itself", result.target_self),
         ]
-    return _grid(["made of", "features", "labels", "entropy", "total"], body)
+    return grid(["made of", "features", "labels", "entropy", "total"], body)
 
 
 def _classes_text(result: Explanation) -> str:
@@ -232,7 +232,7 @@ def _classes_text(result: Explanation) -> str:
         body.append(
             [clipped(name, NAME), f"{float(result.row_entropy[c]):.2f}", f"{paid:.1%}", goes]
         )
-    return _grid(["source class", "bits", "of <P, C>", "goes to"], body)
+    return grid(["source class", "bits", "of <P, C>", "goes to"], body)
 
 
 def values_text(result: Values) -> str:
@@ -254,7 +254,7 @@ def values_text(result: Values) -> str:
             ]
             for row in extremes(score, LISTED)[1].tolist()
         ]
-        parts.append(_grid([title, "class", "value", "features", "class part", "label"], body))
+        parts.append(grid([title, "class", "value", "features", "class part", "label"], body))
     low, high = result.squared_bounds
     rows = [
         ("squared", f"{result.squared:.7g}, between {low:.7g} and {high:.7g}"),

@@ -75,6 +75,7 @@ FLOORS = (
         "otdd_flash.png",
         "otdd_flash.sheets",
         "otdd_flash.figures",
+        "otdd_flash.gallery",
         "otdd_flash.plots",
         "otdd_flash.maps",
         "otdd_flash.naming",

@@ -6,9 +6,11 @@ import click
 
 from otdd_flash.cli.bench import bench
 from otdd_flash.cli.compute import compute
+from otdd_flash.cli.datasets import datasets
 from otdd_flash.cli.errors import Commands, debug_option
 from otdd_flash.cli.explain import explain
 from otdd_flash.cli.flow import flow
+from otdd_flash.cli.info import info
 from otdd_flash.cli.matrix import matrix
 from otdd_flash.cli.rank import rank
 from otdd_flash.cli.value import value
@@ -50,4 +52,6 @@ main.add_command(explain)
 main.add_command(value)
 main.add_command(rank)
 main.add_command(flow)
+main.add_command(datasets)
+main.add_command(info)
 main.add_command(bench)

@@ -108,15 +108,16 @@ def distance_group(
 distance_options = distance_group(1e-3, "gaussian")
 
 # where it is computed
+device_option = click.option(
+    "--device",
+    type=Device(),
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda|cuda:N",
+    help="Where to compute; auto takes a GPU that runs the kernels, else the CPU.",
+)
 machine_options = group(
-    click.option(
-        "--device",
-        type=Device(),
-        default="auto",
-        show_default=True,
-        metavar="auto|cpu|cuda|cuda:N",
-        help="Where to compute; auto takes a GPU that runs the kernels, else the CPU.",
-    ),
+    device_option,
     click.option(
         "--memory-budget",
         type=MemorySize(),

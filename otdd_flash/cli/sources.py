@@ -24,6 +24,13 @@ A dataset is one of
 with @test behind it for another split.
 """
 
+data_root_option = click.option(
+    "--data-root",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder with dataset files, searched before OTDD_DATA and the caches.",
+)
+
 # which samples
 sample_options = group(
     click.option(
@@ -37,7 +44,7 @@ sample_options = group(
         "--max-samples",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Keep at most N samples a side, stratified by class.  [default: all]",
+        help="Keep at most N of each, stratified by class, drawn before decoding.  [default: all]",
     ),
     click.option(
         "--seed",
@@ -47,12 +54,7 @@ sample_options = group(
         metavar="N",
         help="Seed of the subsample; one dataset gives one sample on both sides.",
     ),
-    click.option(
-        "--data-root",
-        type=click.Path(),
-        metavar="DIR",
-        help="Folder with dataset files, searched before OTDD_DATA and the caches.",
-    ),
+    data_root_option,
     click.option(
         "--label",
         multiple=True,

@@ -18,7 +18,7 @@ from torch import Tensor
 from otdd_flash.checks import dense_points
 from otdd_flash.datasets.raw import RawDataset, check_file, damaged
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.errors import DataError, DatasetNotFoundError, LabelError
+from otdd_flash.errors import DataError, DatasetNotFoundError, LabelError, OTDDError
 from otdd_flash.labels import label_array
 from otdd_flash.samples import Arrays
 
@@ -51,6 +51,8 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
         if isinstance(found, Archive):
             return raw_arrays(found, path.name, settings, label, source=str(path))
         return _lone(found, path, settings, label)
+    except OTDDError:
+        raise
     except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, KeyError) as error:
         if "allow_pickle" in str(error) or "pickled" in str(error):
             raise DataError(
@@ -84,11 +86,13 @@ def _safetensors(path: Path) -> Archive:
 
 
 def _torch(path: Path) -> Any:
+    # files of before torch 1.6 are no zip archives but pickles, and cannot be mapped
+    archive = zipfile.is_zipfile(path)
+    with path.open("rb") as file:
+        if not archive and file.read(1) != pickle.PROTO:
+            raise damaged(path, "torch", ValueError("neither a zip archive nor a pickle"))
     try:
-        # files of before torch 1.6 are no zip archives and cannot be mapped
-        content = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
         raise DataError(
             f"{path}: holds other objects than tensors, which are not read because they can run "
@@ -151,7 +155,10 @@ def raw_arrays(
             "labels with label (--features, --label)"
         )
     if labels_name is None and label is not None:
-        raise LabelError(f"{name}: there is no array {label!r}; it has {_names(archive)}")
+        raise LabelError(
+            f"{name}: there is no array {label!r}, it has {_names(archive)}; name one of these "
+            "with label (--label)"
+        )
     points = dense_points(archive.read(points_name), name)
     shape = archive.header.get("sample_shape")
     if shape:

@@ -92,7 +92,10 @@ def _label_column(
     alike = [n for n in names if n in marked or n.lower() in LABEL_NAMES]
     if label is not None:
         if label not in names:
-            raise LabelError(f"{name}: there is no column {label!r}; it has {_listed(names)}")
+            raise LabelError(
+                f"{name}: there is no column {label!r}, it has {_listed(names)}; choose one of "
+                "these with label (--label)"
+            )
         return label, [n for n in alike if n != label]
     if settings.clusters[0] in ("none", "kmeans"):
         return None, alike
@@ -126,7 +129,8 @@ def _matched(features: str | tuple[str, ...], names: Sequence[str], name: str) -
         hits = [pattern] if pattern in names else fnmatch.filter(names, pattern)
         if not hits:
             raise DataError(
-                f"{name}: no feature column is called {pattern!r}; it has {_listed(names)}"
+                f"{name}: no feature column is called {pattern!r}, it has {_listed(names)}; name "
+                "some of these with features (--features)"
             )
         found.update(dict.fromkeys(hits))
     return list(found)

@@ -30,8 +30,9 @@ def settle_labels(raw: RawDataset, settings: LoadSettings) -> RawDataset:
         return replace(raw, labels=None, class_names=None, origin=None)
     if raw.labels is None:
         raise LabelError(
-            f"{raw.name}: has no labels; give them with label (--label), cluster with "
-            "labels='kmeans:10' (--labels), or take one class with labels='none'"
+            f"{raw.name}: has no labels; name their column, array or .npy file with label "
+            "(--label), cluster with labels='kmeans:10' (--labels kmeans:10), or take one class "
+            "with labels='none'"
         )
     if raw.origin is not None and rule == "given":
         return raw

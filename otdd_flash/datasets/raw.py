@@ -56,7 +56,7 @@ class RawDataset:
         *announced: str,
         **provenance: Any,
     ) -> RawDataset:
-        """Return the same samples with more said of them; their points are no longer the origin's."""
+        """Return the same samples, their points now others, with more said of them."""
         return replace(
             self,
             provenance={**self.provenance, **provenance},

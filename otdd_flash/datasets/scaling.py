@@ -32,6 +32,7 @@ class Column:
 def table_points(
     raws: Sequence[RawDataset],  # of Rows, with the same columns
     settings: LoadSettings,
+    alone: bool = False,  # whether nothing else is loaded beside one table
 ) -> tuple[list[RawDataset], list[Tensor]]:  # rows dropped where asked; (n, d) of each
     """Return the points of tables that share their columns.
 
@@ -72,7 +73,7 @@ def table_points(
         for out, numbers in zip(points, values, strict=True):
             out[:, at] = (numbers - mean) / spread if scaled else numbers
         at += 1
-    said = _announcement(survey, len(raws), scaled)
+    said = _announcement(survey, len(raws), scaled, alone)
     return [raw.noted(*said) for raw in done], [torch.from_numpy(p) for p in points]
 
 
@@ -281,15 +282,17 @@ def _narrow(kind: object) -> bool:
     return str(kind) in ("bool", "int8", "uint8", "int16", "uint16", "halffloat", "float")
 
 
-def _announcement(survey: Survey, tables: int, scaled: bool) -> list[str]:
+def _announcement(survey: Survey, tables: int, scaled: bool, alone: bool) -> list[str]:
     said = []
     if survey.numbers and scaled:
-        over = "both datasets" if tables == 2 else f"all {tables} datasets"
-        alone = "its own samples (load datasets together to scale them alike)"
-        said.append(
-            f"{survey.numbers} numeric columns standardised over {alone if tables == 1 else over}"
-        )
+        over = "its own samples" if tables == 1 else f"all {tables} datasets"
+        more = " (load_together scales several alike)" if alone else ""
+        said.append(f"{_counted(survey.numbers, 'numeric column')} standardised over {over}{more}")
     if categories := survey.columns - survey.numbers:
         shown = survey.width - survey.numbers
-        said.append(f"{categories} columns of categories one-hot in {shown} columns")
+        said.append(f"{_counted(categories, 'column')} of categories one-hot in {shown:,} features")
     return said
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
