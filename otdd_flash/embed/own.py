@@ -1,0 +1,98 @@
+"""Encoders of the user's own: ``module:callable``, or a callable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from otdd_flash.embed.encoder import Encoder
+from otdd_flash.embed.spec import EncoderSpec
+from otdd_flash.errors import EncoderError
+
+
+class OwnEncoder(Encoder):
+    """Calls the user's function with a batch.
+
+    It gets a list of strings for texts, else a tensor (k, ...) of the samples in their shape
+    (images as bytes (k, h, w) or (k, c, h, w), tables after scaling), and returns (k, d) numbers.
+
+    Its embeddings are kept under the content of the module's file, which is read and not imported
+    where they are found; what else the function depends on is not seen. A callable that was passed
+    itself is kept under its attribute ``cache_key``, and not at all without one.
+
+    Raises:
+        EncoderError: no such module.
+    """
+
+    takes = ("texts", "arrays")
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        self.title = str(spec)
+        self.call = spec.call
+        self.module, _, self.name = spec.argument.rpartition(":")
+        self.file = _file_of(self.module, spec) if spec.call is None else None
+
+    def identity(self) -> str | None:
+        """Return what decides its output, None if that is not known."""
+        if self.file is not None:
+            return json.dumps([self.title, hashlib.sha256(self.file.read_bytes()).hexdigest()])
+        key = getattr(self.call, "cache_key", None)
+        return None if key is None else json.dumps([self.title, str(key)])
+
+    def start(self) -> None:
+        """Import the function."""
+        if self.call is not None:
+            return
+        with _folder_first():
+            try:
+                found: Any = import_module(self.module)
+            except ImportError as error:
+                raise EncoderError(
+                    f"encoder {self.title}: {self.module} does not load ({error})"
+                ) from error
+        for part in self.name.split("."):
+            found = getattr(found, part, None)
+        if not callable(found):
+            what = "there is no" if found is None else "not callable:"
+            raise EncoderError(f"encoder {self.title}: {what} {self.name} in {self.module}")
+        self.call = found
+
+    def encode(self, batch: Any) -> Any:
+        """Call the function."""
+        assert self.call is not None
+        with _folder_first():
+            return self.call(batch)
+
+
+def _file_of(module: str, spec: EncoderSpec) -> Path | None:
+    """Return the file of a module that is not imported for it; None for what has none."""
+    with _folder_first():
+        try:
+            found = find_spec(module)
+        except (ImportError, ValueError):
+            found = None
+    if found is None:
+        raise EncoderError(
+            f"encoder {spec}: there is no module {module!r}; give module:callable, the module "
+            "installed or in the working directory, or one of pixels, pca, torchvision, timm, "
+            "sentence"
+        )
+    return Path(found.origin) if found.has_location and found.origin else None
+
+
+@contextmanager
+def _folder_first() -> Iterator[None]:
+    """Look for modules in the working directory first, as ``python -m`` does."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

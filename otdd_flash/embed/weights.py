@@ -1,0 +1,68 @@
+"""Files with the weights of a model, read as tensors and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from otdd_flash.errors import EncoderError
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from a safetensors file or from what torch.save wrote.
+
+    Raises:
+        EncoderError: a file that holds no weights, or other objects than tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  a foreign file fails in as many ways as it likes
+        first = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise EncoderError(
+            f"{path}: cannot be read as weights ({first}); save them with "
+            "torch.save(model.state_dict(), path)"
+        ) from error
+    for key in ("state_dict", "model"):
+        content = content.get(key, content) if isinstance(content, dict) else content
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise EncoderError(
+            f"{path}: holds no weights, expected a dict of tensors; save them with "
+            "torch.save(model.state_dict(), path)"
+        )
+    # as nn.DataParallel names them
+    return {str(key).removeprefix("module."): value for key, value in content.items()}
+
+
+def fill(
+    model: nn.Module,  # without its head
+    state: dict[str, Tensor],
+    heads: Iterable[str],  # modules whose weights are not needed
+    title: str,
+) -> None:
+    """Load weights into a model that has lost its head.
+
+    Raises:
+        EncoderError: weights of another model.
+    """
+    ends = tuple(f"{head}." for head in heads)
+    kept = {key: value for key, value in state.items() if not key.startswith(ends)}
+    try:
+        found = model.load_state_dict(kept, strict=False)
+    except RuntimeError as error:
+        first = " ".join(str(error).split())[:300]
+        raise EncoderError(f"{title}: the weights are of another model ({first})") from error
+    if found.missing_keys or found.unexpected_keys:
+        one = (found.missing_keys or found.unexpected_keys)[0]
+        raise EncoderError(
+            f"{title}: the weights are of another model: {len(found.missing_keys):,} tensors are "
+            f"missing and {len(found.unexpected_keys):,} too many, {one} for one"
+        )

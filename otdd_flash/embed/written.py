@@ -1,0 +1,45 @@
+"""Files of points: safetensors that appear whole, with what is known of them in the header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from otdd_flash.archive import plain
+from otdd_flash.files import written_whole
+from otdd_flash.types import LabelledDataset
+
+METADATA = "otdd_flash"  # key of our part of a header
+
+
+def write_dataset(dataset: LabelledDataset, path: str | Path) -> None:
+    """Write points, labels, names and provenance, which ``load`` reads back.
+
+    Memory: one copy of the points.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    tensors = {"points": dataset.points, "labels": dataset.labels}
+    if bool((dataset.weights != dataset.weights[0]).any()):
+        tensors["weights"] = dataset.weights
+    about = {
+        "name": dataset.name,
+        "class_names": list(dataset.class_names),
+        "sample_shape": list(dataset.sample_shape),
+        "provenance": plain(dataset.provenance),
+    }
+    write_tensors(path, tensors, {METADATA: json.dumps(about)})
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
+    """Write tensors as a safetensors file, whole or not at all."""
+    from safetensors.torch import save
+
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with torch.no_grad(), written_whole(path) as file:
+        file.write(save(kept, header))
