@@ -89,8 +89,8 @@ def _base_steps(
     if settings.encoder_spec.kind == "pca" and not same_columns([raws[k] for k in tables]):
         groups = [[k] for k in tables]
     for group in groups:
-        done, points = table_points([raws[k] for k in group], settings, alone=len(raws) == 1)
-        found.update(zip(group, zip(done, points, strict=True), strict=True))
+        done, clouds = table_points([raws[k] for k in group], settings, alone=len(raws) == 1)
+        found.update(zip(group, zip(done, clouds, strict=True), strict=True))
     pictures = yield from _image_steps(raws, settings)
     found.update(pictures)
     for k, raw in enumerate(raws):
