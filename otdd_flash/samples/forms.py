@@ -36,7 +36,7 @@ class Look:
     colors: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        return f"{self.extents()}, {' and '.join(sorted(self.colors))}"
+        return f"{self.extents()} ({', '.join(sorted(self.colors))})"
 
     def extents(self) -> str:
         """Say which sizes there are."""
