@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,7 +37,10 @@ class Look:
     colors: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        return f"{self.extents()} ({', '.join(sorted(self.colors))})"
+        said = [*sorted(self.colors)]
+        if len(self.sizes) == len(self.colors) == 1:
+            said.append(f"{math.prod(Form(*self.sizes, *self.colors).shape):,} features")
+        return f"{self.extents()} ({', '.join(said)})"
 
     def extents(self) -> str:
         """Say which sizes there are."""
