@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from otdd_flash.cli.bench import bench
+from otdd_flash.cli.cache import cache
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.datasets import datasets
+from otdd_flash.cli.embed import embed
 from otdd_flash.cli.errors import Commands, debug_option
 from otdd_flash.cli.explain import explain
 from otdd_flash.cli.flow import flow
@@ -54,4 +56,6 @@ main.add_command(rank)
 main.add_command(flow)
 main.add_command(datasets)
 main.add_command(info)
+main.add_command(embed)
+main.add_command(cache)
 main.add_command(bench)

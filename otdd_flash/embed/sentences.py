@@ -32,7 +32,7 @@ class SentenceEncoder(Encoder):
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         self.name = spec.argument
-        self.title = f"sentence:{Path(self.name).name}"
+        self.title = str(spec)
         self.mixed = Mixed(device)
         self.precision = self.mixed.name
         self.model: Any = None
