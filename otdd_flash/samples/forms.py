@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -39,7 +38,8 @@ class Look:
     def __str__(self) -> str:
         said = [*sorted(self.colors)]
         if len(self.sizes) == len(self.colors) == 1:
-            said.append(f"{math.prod(Form(*self.sizes, *self.colors).shape):,} features")
+            (height, width), color = next(iter(self.sizes)), said[0]
+            said.append(f"{CHANNELS[color] * height * width:,} features")
         return f"{self.extents()} ({', '.join(said)})"
 
     def extents(self) -> str:
