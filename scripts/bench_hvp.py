@@ -1,6 +1,6 @@
 """Time Hessian-vector products beside flash-sinkhorn's, and check both by float64 differences.
 
-    python scripts/bench_hvp.py --output scripts/results/bench_hvp_h200.json
+    python scripts/bench_hvp.py --output scripts/results/bench_hvp_h200_peers.json
 
 The check shares nothing with either package: potentials solved in float64 at points moved both ways
 along the direction, the gradients there, and their central difference. Every row is measured from

@@ -78,10 +78,9 @@ class Problem:
         return float((w - self.weights).norm() / self.weights.norm())
 
     def sample(self) -> Problem:
-        """Return the problem of the first rows of both sides, less exact."""
-        rows = slice(0, SAMPLE)
-        groups = self.groups[0][rows], self.groups[1][rows]
-        return Problem(self.x[rows], self.y[rows], groups, self.weights, max(self.tol, 1e-7))
+        """Return the problem of the first rows of both sides, on the CPU: it is small."""
+        x, y, rows, shuffled = (t[:SAMPLE].cpu() for t in (self.x, self.y, *self.groups))
+        return Problem(x, y, (rows, shuffled), self.weights.cpu(), 1e-7)
 
 
 def make_problem(n: int, seed: int, device: torch.device) -> Problem:
@@ -124,7 +123,8 @@ def critical_point(problem: Problem, start: Tensor, gtol: float) -> Tensor | Non
         start.cpu().numpy().ravel(),
         jac=hessian,
         method="lm",
-        options={"maxiter": 60, "xtol": 1e-12},
+        # steps below what the solves resolve would be led by their errors
+        options={"maxiter": 60, "xtol": problem.tol},
     )
     point = torch.from_numpy(found.x.reshape(tuple(start.shape))).to(start)
     return point if np.linalg.norm(found.fun) <= gtol else None
@@ -136,10 +136,10 @@ def find_saddle(problem: Problem, seed: int, gtol: float) -> tuple[Tensor, Tenso
     small = problem.sample()
     for _ in range(TRIES):
         start = 1.5 * torch.randn(FEATURES, RESPONSES, generator=draw, dtype=torch.float64)
-        near = critical_point(small, start.to(problem.x), 10 * gtol)
+        near = critical_point(small, start, 10 * gradient_tolerance(small))
         if near is None or not is_saddle(curvatures(small, near)):
             continue
-        point = critical_point(problem, near, gtol)
+        point = critical_point(problem, near.to(problem.x), gtol)
         if point is None:
             continue
         values = curvatures(problem, point)
@@ -256,7 +256,7 @@ def draw_picture(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set(title=title, yscale="log", xlabel="step")
     eigenvalue.axhline(0, color="0.5", lw=0.6)
     eigenvalue.set(title="smallest eigenvalue of the Hessian", xlabel="step")
-    error.legend(fontsize=8, loc="lower right")
+    error.legend(fontsize=8, loc="center right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
