@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from otdd_flash.flows import FlowSettings, FlowState, flow
     from otdd_flash.hybrid import adam_newton
     from otdd_flash.loss import sinkhorn_divergence
+    from otdd_flash.maps import plot_map, plot_matrix, plot_ranking, plot_tree
     from otdd_flash.matrices import matrix
     from otdd_flash.newton import DescentResult, newton_cg
     from otdd_flash.otdd import distance, steps
     from otdd_flash.plots import plot_result
+    from otdd_flash.portraits import plot_explanation
     from otdd_flash.rankings import rank
     from otdd_flash.report import write_report
     from otdd_flash.results import load_result, save
@@ -78,13 +80,18 @@ __all__ = [
     "explain",
     "flow",
     "hvp",
-    "min_hessian_eigenvalue",
-    "newton_cg",
     "load",
     "load_result",
     "load_together",
     "matrix",
+    "min_hessian_eigenvalue",
+    "newton_cg",
+    "plot_explanation",
+    "plot_map",
+    "plot_matrix",
+    "plot_ranking",
     "plot_result",
+    "plot_tree",
     "rank",
     "save",
     "sinkhorn_divergence",
@@ -118,7 +125,12 @@ _HOME = {
     "matrix": "matrices",
     "distance": "otdd",
     "steps": "otdd",
+    "plot_map": "maps",
+    "plot_matrix": "maps",
+    "plot_ranking": "maps",
+    "plot_tree": "maps",
     "plot_result": "plots",
+    "plot_explanation": "portraits",
     "rank": "rankings",
     "write_report": "report",
     "load_result": "results",

@@ -20,6 +20,8 @@ DPI = 150
 MOST_TICKS = 25
 # numbers are written into heat maps of at most this many rows or columns
 MOST_NUMBERS = 12
+# the luminance of a ground on which black and white are read equally well
+HALFWAY = 0.18
 
 
 def drawn(
@@ -78,12 +80,19 @@ def heat_map(
     bar.ax.tick_params(labelsize=8)
     if max(values.shape) > MOST_NUMBERS:
         return
-    low, high = float(values.min()), float(values.max())
+    grounds = image.cmap(image.norm(values))[..., :3]
     for (row, column), value in np.ndenumerate(values):
-        dark = value < low + 0.55 * (high - low)
-        colour = "white" if dark else ON_LIGHT
+        colour = "white" if _luminance(grounds[row, column]) < HALFWAY else ON_LIGHT
         text = number.format(value)
         axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+
+
+def _luminance(
+    colour: np.ndarray,  # (3,) in [0, 1]
+) -> float:
+    """Return the relative luminance of a colour, by the formula of WCAG 2."""
+    parts = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return float(parts @ (0.2126, 0.7152, 0.0722))
 
 
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0, width: int = 16) -> None:

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  otdd flow mnist-mini fashion-mnist-mini --out run --report run/flow.html
-  otdd flow mnist-mini fashion-mnist-mini --out film --animate film/flow.gif
-  otdd flow mnist fashion-mnist --max-samples 5000 --normalize unit --out run
-  otdd flow mnist kmnist --mode augmented --relabel-every 10 --out run
-  otdd flow mnist fashion-mnist --steps 200 --out run --resume
+  otdd flow mnist-mini fashion-mnist-mini --out run --report run/flow.html --animate run/flow.gif
+  otdd flow mnist fashion-mnist --max-samples 5000 --normalize unit --out garments
+  otdd flow mnist fashion-mnist --max-samples 5000 --normalize unit --out garments --resume
+  otdd flow mnist kmnist --mode augmented --relabel-every 10 --out kana
 
 \b
 DIR gets settings.json, the kept steps as trajectory-*.safetensors, curve.csv and

@@ -1,0 +1,137 @@
+"""A matrix of ten datasets, and what intervals cost beside a distance.
+
+Ten sets of 5,000 samples each: MNIST and Fashion-MNIST, parts of their classes, and turned images.
+The matrix is computed twice, so that the second time counts no compilation. Then one distance of
+60,000 samples a side, without and with 50 resamples. A CPU gets fewer samples by the options.
+
+    python scripts/bench_matrix.py --data-root DATA --output scripts/results/bench_matrix_h200.json
+    python scripts/bench_matrix.py --samples 1000 --large 5000 --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.ndimage import rotate
+
+import otdd_flash as otdd
+from otdd_flash.ops import resolve_device
+from otdd_flash.timing import machine, seconds_of
+
+TOPS = ("T-shirt/top", "Pullover", "Dress", "Coat", "Shirt")
+SHOES = ("Sandal", "Sneaker", "Ankle boot")
+
+
+def part(data: otdd.LabelledDataset, classes: tuple[str, ...], name: str) -> otdd.LabelledDataset:
+    """Return the samples of some classes."""
+    ids = torch.tensor([data.class_names.index(c) for c in classes])
+    rows = torch.isin(data.labels, ids)
+    images = data.points[rows].reshape(-1, *data.sample_shape)
+    return otdd.LabelledDataset(images, data.labels[rows], class_names=data.class_names, name=name)
+
+
+def turned(data: otdd.LabelledDataset, angle: float, name: str) -> otdd.LabelledDataset:
+    """Return images turned by an angle in degrees, against the clock."""
+    images = data.points.reshape(-1, *data.sample_shape).numpy()
+    images = rotate(images, angle, axes=(2, 1), reshape=False, order=1)
+    return otdd.LabelledDataset(
+        torch.from_numpy(images), data.labels, class_names=data.class_names, name=name
+    )
+
+
+def ten_sets(
+    digits: otdd.LabelledDataset, garments: otdd.LabelledDataset, samples: int
+) -> list[otdd.LabelledDataset]:
+    """Return ten datasets of at most so many samples."""
+    few = [otdd.load(data, max_samples=samples) for data in (digits, garments)]
+    made = [
+        digits,
+        part(digits, tuple("01234"), "digits 0-4"),
+        part(digits, tuple("56789"), "digits 5-9"),
+        *(turned(few[0], angle, f"digits turned {angle}") for angle in (20, 60, 90)),
+        garments,
+        part(garments, TOPS, "tops"),
+        part(garments, SHOES, "shoes"),
+        turned(few[1], 90, "garments turned 90"),
+    ]
+    return [otdd.load(data, max_samples=samples) for data in made]
+
+
+def matrix_section(sets: list[otdd.LabelledDataset], settings: otdd.OTDDSettings) -> dict[str, Any]:
+    """Time the matrix, first and again."""
+    device = resolve_device(settings.device)
+    _, first = seconds_of(lambda: otdd.matrix(sets, settings), device)
+    found, seconds = seconds_of(lambda: otdd.matrix(sets, settings), device)
+    return {
+        "datasets": list(found.names),
+        "samples": [side.n for side in found.datasets],
+        "first_seconds": round(first, 3),
+        "seconds": round(seconds, 3),
+        "stages": {name: round(value, 3) for name, value in found.seconds.items()},
+        "converged": bool(found.converged.all()),
+        "largest_diagonal": float(found.squared.diagonal().abs().max()),
+        "asymmetry": float((found.squared - found.squared.mT).abs().max()),
+        "mean_cost": float(found.mean_cost.sum() / (len(sets) * (len(sets) - 1))),
+    }
+
+
+def bootstrap_section(
+    src: otdd.LabelledDataset, tgt: otdd.LabelledDataset, settings: otdd.OTDDSettings
+) -> dict[str, Any]:
+    """Time one distance, and the same with 50 resamples."""
+    asked, device = otdd.Confidence(bootstrap=50), resolve_device(settings.device)
+
+    def distance(confidence: otdd.Confidence | None) -> tuple[otdd.OTDDResult, float]:
+        return seconds_of(
+            lambda: otdd.distance(src, tgt, settings=settings, confidence=confidence), device
+        )
+
+    distance(None)
+    _, plain = distance(None)
+    found, whole = distance(asked)
+    interval = found.interval
+    solve = sum(found.seconds[s] for s in ("self source", "self target", "solve", "certificate"))
+    return {
+        "samples": [len(src), len(tgt)],
+        "distance_seconds": round(plain, 3),
+        "solve_seconds": round(solve, 3),
+        "with_50_resamples_seconds": round(whole, 3),
+        "bootstrap_seconds": round(found.seconds["bootstrap"], 3),
+        "bootstrap_per_solve": round(found.seconds["bootstrap"] / solve, 2),
+        "squared": found.squared,
+        "half_width": interval.half_width,
+        "converged": found.converged,
+    }
+
+
+def main() -> None:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--samples", type=int, default=5000, help="of each of the ten datasets")
+    parser.add_argument("--large", type=int, default=60000, help="a side, for the resamples")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-root", default=None)
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args()
+    names = ("mnist", "fashion-mnist")
+    digits, garments = (otdd.load(name, data_root=options.data_root) for name in names)
+    settings = otdd.OTDDSettings(normalize="unit", device=options.device)
+    large = [otdd.load(data, max_samples=options.large) for data in (digits, garments)]
+    report = {
+        "what": "a matrix of ten datasets; 50 resamples beside one distance",
+        **machine(resolve_device(options.device)),
+        "matrix": matrix_section(ten_sets(digits, garments, options.samples), settings),
+        "bootstrap": bootstrap_section(large[0], large[1], settings),
+    }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
