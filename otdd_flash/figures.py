@@ -80,7 +80,7 @@ def heat_map(
     bar.ax.tick_params(labelsize=8)
     if max(values.shape) > MOST_NUMBERS:
         return
-    grounds = image.cmap(image.norm(values))[..., :3]
+    grounds = np.asarray(image.cmap(image.norm(values)))[..., :3]
     for (row, column), value in np.ndenumerate(values):
         colour = "white" if _luminance(grounds[row, column]) < HALFWAY else ON_LIGHT
         text = number.format(value)
