@@ -27,21 +27,26 @@ def examples(command: str) -> list[str]:
 @pytest.fixture
 def few_samples(monkeypatch):
     """Give commands a few embedded samples, whatever dataset they ask for by its name."""
-    load = datasets.load
 
-    def few(name, *, split="train", max_samples=None, seed=0, **others):
-        check_split(find_entry(name), split)
-        embedded = "fashion-mnist-mini" if "fashion" in name else "mnist-mini"
-        data = load(embedded, max_samples=min(max_samples or FEW, FEW), seed=seed)
-        return otdd.LabelledDataset(
-            data.points,
-            data.labels,
-            class_names=data.class_names,
-            sample_shape=data.sample_shape,
-            name=name,
-        )
+    def few(specs, settings):
+        count = min(settings.max_samples or FEW, FEW)
+        return [few_of(name, settings.split, count, settings.seed) for name in specs]
+        yield  # a generator, as what it stands for
 
-    monkeypatch.setattr(datasets, "load", few)
+    monkeypatch.setattr(datasets, "load_steps", few)
+
+
+def few_of(name: str, split: str, count: int, seed: int) -> otdd.LabelledDataset:
+    check_split(find_entry(name), split)
+    embedded = "fashion-mnist-mini" if "fashion" in name else "mnist-mini"
+    data = otdd.load(embedded, max_samples=count, seed=seed)
+    return otdd.LabelledDataset(
+        data.points,
+        data.labels,
+        class_names=data.class_names,
+        sample_shape=data.sample_shape,
+        name=name,
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
