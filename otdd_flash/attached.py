@@ -34,6 +34,7 @@ from torch import Tensor
 
 from otdd_flash.bures import LabelCost, check_laws
 from otdd_flash.cost import Side
+from otdd_flash.couplings import NOISE, Couplings, decomposed
 from otdd_flash.errors import DataError
 from otdd_flash.factor_pairs import MEMORY_LIMIT
 from otdd_flash.factors import pivots
@@ -41,9 +42,6 @@ from otdd_flash.gaussians import ClassLaws, class_groups
 from otdd_flash.moments import ClassSample
 from otdd_flash.polar import polar_factor
 from otdd_flash_kernels.workers import spread
-
-# singular values below this, relative to the largest, are noise of the product F G^T
-FLOOR = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +71,16 @@ def law_pull(
     target: ClassLaws,  # Vy laws of the same kind, d and device, which stay
     mass: Tensor,  # (Vx, Vy) weights of the distances, of any sign
     *,
-    floor: float = FLOOR,
+    floor: float = NOISE,
     memory_limit: int = MEMORY_LIMIT,
+    couplings: Couplings | None = None,  # of `coupled_cost` of the source with any target
 ) -> LawPull:
     """Return the derivative of ``sum_ck mass[c, k] W2[c, k]`` with respect to the source laws.
 
     In a block of one dataset against itself both sides move: pass the same laws twice and
-    ``mass + mass^T``. Pairs of weight zero and of equal laws cost nothing. On an accelerator
-    directions of ``F G^T`` below ``floor``, relative to its largest, are followed in part.
+    ``mass + mass^T``. Pairs of weight zero and of equal laws cost nothing, those whose polar
+    factors were kept a product. On an accelerator directions of ``F G^T`` below ``floor``,
+    relative to its largest, are followed in part.
 
     Raises:
         DataError: laws of different d or devices, or a mass of another shape.
@@ -106,36 +106,52 @@ def law_pull(
         return LawPull(means, rows - ratio * (deviation > 0))
     if source.factors is None or target.factors is None:
         return LawPull(means)
-    pulls = _factor_pulls(source.factors, target.factors, mass, floor, memory_limit)
-    return LawPull(means, None, pulls)
+    pairs = _Pairs(source.factors, target.factors, mass, couplings)
+    return LawPull(means, None, pairs.pulls(floor, memory_limit))
 
 
-def _factor_pulls(
-    sources: tuple[Tensor, ...],  # Vx of (rank_c, d)
-    targets: tuple[Tensor, ...],  # Vy of (rank_k, d)
-    mass: Tensor,  # (Vx, Vy)
-    floor: float,
-    memory_limit: int,
-) -> tuple[Tensor, ...]:  # Vx of (rank_c, d)
-    """Return ``2 sum_k mass[c, k] (F_c - Q_ck G_k)``, summed in one order on every device."""
-    # of laws against themselves, Q_kc is the transpose of Q_ck
-    inner = sources is targets
-    weight = (mass.abs() + mass.abs().mT).triu(1) if inner else mass
-    pairs = [
-        (c, k) for c, k in torch.nonzero(weight).tolist() if not torch.equal(sources[c], targets[k])
-    ]
-    out = [torch.zeros_like(factor) for factor in sources]
-    d = sources[0].shape[1]
-    rank = max(factor.shape[0] for factor in (*sources, *targets))
-    step = max(1, memory_limit // (8 * max(1, rank) * (2 * d + 6 * rank)))
-    for k in range(0, len(pairs), step):
-        part = pairs[k : k + step]
-        factors = _polar_factors([(sources[c], targets[k]) for c, k in part], floor)
-        for (c, k), q in zip(part, factors, strict=True):
-            out[c] += (2.0 * mass[c, k]) * torch.addmm(sources[c], q, targets[k], alpha=-1)
-            if inner:
-                out[k] += (2.0 * mass[k, c]) * torch.addmm(sources[k], q.mT, sources[c], alpha=-1)
-    return tuple(out)
+class _Pairs:
+    """Pairs of factors that pull: ``2 sum_k m_ck (F_c - Q_ck G_k)``, in one order everywhere."""
+
+    def __init__(
+        self,
+        sources: tuple[Tensor, ...],  # Vx of (rank_c, d)
+        targets: tuple[Tensor, ...],  # Vy of (rank_k, d)
+        mass: Tensor,  # (Vx, Vy)
+        couplings: Couplings | None,
+    ) -> None:
+        self.sources, self.targets, self.mass = sources, targets, mass.tolist()
+        self.couplings = couplings
+        # of laws against themselves, Q_kc is the transpose of Q_ck
+        self.inner = sources is targets
+        weight = (mass.abs() + mass.abs().mT).triu(1) if self.inner else mass
+        self.wanted: list[tuple[int, int]] = torch.nonzero(weight).tolist()
+        self.out = [torch.zeros_like(factor) for factor in sources]
+
+    def pulls(self, floor: float, memory_limit: int) -> tuple[Tensor, ...]:  # Vx of (rank_c, d)
+        """Return the pulls: pairs whose Q was kept first, then the others in batches."""
+        left = []
+        for c, k in self.wanted:
+            q = self.couplings.between(c, k, self.inner) if self.couplings else None
+            if q is not None:
+                self._add(c, k, q)
+            elif not torch.equal(self.sources[c], self.targets[k]):
+                left.append((c, k))
+        d = self.sources[0].shape[1]
+        rank = max(factor.shape[0] for factor in (*self.sources, *self.targets))
+        step = max(1, memory_limit // (8 * max(1, rank) * (2 * d + 6 * rank)))
+        for first in range(0, len(left), step):
+            part = left[first : first + step]
+            factors = _polar_factors([(self.sources[c], self.targets[k]) for c, k in part], floor)
+            for (c, k), q in zip(part, factors, strict=True):
+                self._add(c, k, q)
+        return tuple(self.out)
+
+    def _add(self, c: int, k: int, q: Tensor) -> None:
+        f, g = self.sources[c], self.targets[k]
+        self.out[c] += (2.0 * self.mass[c][k]) * torch.addmm(f, q, g, alpha=-1)
+        if self.inner:
+            self.out[k] += (2.0 * self.mass[k][c]) * torch.addmm(g, q.mT, f, alpha=-1)
 
 
 def _polar_factors(
@@ -143,17 +159,11 @@ def _polar_factors(
     floor: float,
 ) -> list[Tensor]:  # P of (r, s)
     if pairs[0][0].device.type == "cpu":
-        return spread(_svd_factor, pairs)
+        return spread(lambda pair: decomposed(*pair)[0], pairs)
     pad = torch.nn.utils.rnn.pad_sequence
     f, g = (pad([pair[k] for pair in pairs], batch_first=True) for k in (0, 1))
     q = polar_factor(f @ g.mT, floor)
     return [q[p, : len(f), : len(g)] for p, (f, g) in enumerate(pairs)]
-
-
-def _svd_factor(pair: tuple[Tensor, Tensor]) -> Tensor:
-    u, s, vh = torch.linalg.svd(pair[0] @ pair[1].mT, full_matrices=False)
-    kept = s > FLOOR * s[:1]
-    return (u * kept) @ vh
 
 
 def points_pull(

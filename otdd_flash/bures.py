@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.couplings import Couplings
 from otdd_flash.errors import DataError, SettingsError, WeightError
 from otdd_flash.factor_pairs import batched_pairs, svd_pairs
 from otdd_flash.gaussians import ClassLaws
@@ -36,6 +37,14 @@ class LabelCost(NamedTuple):
     xy: Tensor  # (Vx, Vy) float64
     xx: Tensor  # (Vx, Vx) float64, symmetric, zero diagonal
     yy: Tensor  # (Vy, Vy) float64, symmetric, zero diagonal
+
+
+class CoupledCost(NamedTuple):
+    """Squared Wasserstein distances from the classes of one dataset, and what made them."""
+
+    xy: Tensor  # (Vx, Vy) float64
+    xx: Tensor  # (Vx, Vx) float64, symmetric, zero diagonal
+    couplings: Couplings
 
 
 def gaussian_w2(
@@ -91,6 +100,34 @@ def label_cost(
     return LabelCost(*_blocks((source, target), wanted, method, accuracy, memory_limit))
 
 
+def coupled_cost(
+    source: ClassLaws,  # Vx laws
+    target: ClassLaws,  # Vy laws
+    *,
+    accuracy: float,
+    floor: float,
+    keep_limit: int,
+    memory_limit: int | None = None,
+) -> CoupledCost:
+    """Return the distances from the source's classes, and the polar factors for their gradient.
+
+    As `gaussian_w2`, errors too. Memory: as there, and ``keep_limit`` bytes that stay: of the
+    polar factors no more are kept.
+
+    Args:
+        source: laws of the rows.
+        target: laws of the columns.
+        accuracy: as for `gaussian_w2`.
+        floor: on an accelerator, directions of ``F G^T`` that the polar factors follow, relative
+            to its largest.
+        keep_limit: bytes of polar factors.
+        memory_limit: bytes of temporaries of the polar method; None: 512 MB.
+    """
+    couplings = Couplings(floor, keep_limit)
+    xy, xx = _blocks((source, target), ((0, 1), (0, 0)), "auto", accuracy, memory_limit, couplings)
+    return CoupledCost(xy, xx, couplings)
+
+
 def usual_accuracy(source: ClassLaws, target: ClassLaws) -> float:
     """Return the accuracy that distances have unless told: 1e-10, 1e-7 where that takes minutes."""
     if source.factors is None or target.factors is None:
@@ -119,6 +156,7 @@ def _blocks(
     method: str,
     accuracy: float | None,
     memory_limit: int | None,
+    couplings: Couplings | None = None,
 ) -> list[Tensor]:
     check_laws(laws)
     accuracy = usual_accuracy(*laws) if accuracy is None else accuracy
@@ -136,6 +174,8 @@ def _blocks(
         return out
     factors, ids = _numbered([*laws[0].factors, *laws[1].factors])
     side = (ids[: laws[0].classes], ids[laws[0].classes :])
+    if couplings is not None:
+        couplings.name(side)
     codes = []
     for i, j in wanted:
         a, b = np.broadcast_arrays(side[i][:, None], side[j][None, :])
@@ -147,9 +187,9 @@ def _blocks(
     if apart.any():
         chosen = torch.from_numpy(pairs[apart])
         if method == "polar" or (method == "auto" and out[0].device.type != "cpu"):
-            found = batched_pairs(factors, chosen, accuracy, memory_limit)
+            found = batched_pairs(factors, chosen, accuracy, memory_limit, couplings)
         else:
-            found = svd_pairs(factors, chosen)
+            found = svd_pairs(factors, chosen, couplings)
         values[torch.from_numpy(apart).to(values.device)] = found
     each = values[torch.from_numpy(inverse.ravel()).to(values.device)]
     parts = each.split([c.size for c in codes])

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from otdd_flash.couplings import Couplings, decomposed
 from otdd_flash.nuclear import LARGEST, nuclear_norms
 from otdd_flash.polar import polar, polish
 from otdd_flash_kernels.workers import spread
@@ -23,6 +24,9 @@ MISSING = 1e-7
 # bytes of temporaries, unless told: of polar factors, and of bands, whose kernels take one
 # multiprocessor a pair and so run batches of some hundreds of pairs faster
 MEMORY_LIMIT, BAND_MEMORY_LIMIT = 1 << 29, 1 << 32
+# matrices of a pair that are held at a time; polar: the product, a factor and its next, what is
+# inverted, and a third of that beside it
+POLAR_SQUARES, BAND_SQUARES = 4.4, 3.0
 # ranks are padded to a multiple of it, which products like
 ALIGNED = 32
 # accuracies that the squares of nuclear.py can reach, in fewer than half the products of polar
@@ -39,21 +43,31 @@ def _traces(factors: list[Tensor]) -> Tensor:
 def svd_pairs(
     factors: list[Tensor],
     pairs: Tensor,  # (P, 2) numbers of factors
+    couplings: Couplings | None = None,  # takes the polar factors
 ) -> Tensor:  # (P,) B2
     """Return squared Bures distances by singular values, pair by pair, on all cores of a CPU."""
     traces = _traces(factors).tolist()
 
-    def value(pair: list[int]) -> float:
+    def value(pair: list[int]) -> tuple[float, Tensor | None]:
         f, g = factors[pair[0]], factors[pair[1]]
         total = traces[pair[0]] + traces[pair[1]]
         if not (f.shape[0] and g.shape[0]):
-            return total
-        found = total - 2.0 * float(torch.linalg.svdvals(f @ g.mT).sum())
-        return _procrustes(f, g) if found < NEAR * total else found
+            return total, None
+        q = None
+        if couplings is None:
+            singular = torch.linalg.svdvals(f @ g.mT)
+        else:
+            q, singular = decomposed(f, g)
+        found = total - 2.0 * float(singular.sum())
+        return _procrustes(f, g) if found < NEAR * total else found, q
 
     on_cpu = factors[0].device.type == "cpu"
-    values = spread(value, pairs.tolist()) if on_cpu else [value(p) for p in pairs.tolist()]
-    return torch.tensor(values, dtype=torch.float64, device=factors[0].device)
+    found = spread(value, pairs.tolist()) if on_cpu else [value(p) for p in pairs.tolist()]
+    if couplings is not None:
+        for pair, (_, q) in zip(pairs, found, strict=True):
+            if q is not None:
+                couplings.add(pair[None], [q], torch.tensor([q.shape]))
+    return torch.tensor([v for v, _ in found], dtype=torch.float64, device=factors[0].device)
 
 
 def _procrustes(f: Tensor, g: Tensor) -> float:
@@ -69,10 +83,11 @@ def batched_pairs(
     pairs: Tensor,  # (P, 2) numbers of factors
     accuracy: float,
     memory_limit: int | None,  # None: MEMORY_LIMIT, BAND_MEMORY_LIMIT for bands
+    couplings: Couplings | None = None,  # takes the polar factors
 ) -> Tensor:  # (P,) B2
     """Return squared Bures distances by products in batches, bands first where they pay.
 
-    Memory: ``memory_limit`` and the factors once more.
+    Memory: ``memory_limit`` and the factors once more, and what the couplings keep.
     """
     traces = _traces(factors)
     heights = torch.tensor([factor.shape[0] for factor in factors])
@@ -82,19 +97,19 @@ def batched_pairs(
         return values
     padded = _padded(factors)
     todo = torch.arange(len(pairs))
-    if _bands_pay(padded, len(pairs), accuracy):
+    if couplings is None and _bands_pay(padded, len(pairs), accuracy):
         good = torch.zeros(len(pairs), dtype=torch.bool, device=values.device)
         most = BAND_MEMORY_LIMIT if memory_limit is None else memory_limit
-        for rows in _batches(heights[pairs], padded.shape[2], most, 3):
+        for rows in _batches(heights[pairs], padded.shape[2], most, BAND_SQUARES):
             batch = _Batch(padded, traces, pairs[rows], heights[pairs[rows]])
             here = rows.to(values.device)
             values[here], good[here] = _band_values(batch, accuracy)
         todo = torch.nonzero(~good)[:, 0].cpu()
     most = MEMORY_LIMIT if memory_limit is None else memory_limit
-    for part in _batches(heights[pairs[todo]], padded.shape[2], most, 5):
+    for part in _batches(heights[pairs[todo]], padded.shape[2], most, POLAR_SQUARES):
         rows = todo[part]
         batch = _Batch(padded, traces, pairs[rows], heights[pairs[rows]])
-        values[rows.to(values.device)] = _polar_values(batch, factors, accuracy)
+        values[rows.to(values.device)] = _polar_values(batch, factors, accuracy, couplings)
     return values
 
 
@@ -141,7 +156,7 @@ def _batches(
     heights: Tensor,  # (P, 2) ranks of the two factors of each pair
     d: int,
     memory_limit: int,
-    squares: int,  # matrices of a pair that the method holds at a time
+    squares: float,  # matrices of a pair that the method holds at a time
 ) -> Iterator[Tensor]:  # rows of pairs, those of like ranks together
     """Yield the pairs in batches that fit the memory: each works at its own largest ranks."""
     r, s = heights.amax(1), heights.amin(1)
@@ -149,7 +164,7 @@ def _batches(
     while len(order):
         # the first of them is the largest
         high = _aligned(int(r[order[0]]))
-        entries = high * max(2 * d + high, squares * high)
+        entries = high * max(2 * d + high, round(squares * high))
         step = max(1, memory_limit // (8 * max(1, entries)))
         yield order[:step]
         order = order[step:]
@@ -165,8 +180,13 @@ def _band_values(
     return value, (bound <= accuracy * norm) & (value >= NEAR * batch.total)
 
 
-def _polar_values(batch: _Batch, factors: list[Tensor], accuracy: float) -> Tensor:  # (P,)
-    found = polar(batch.products(), batch.ranks, accuracy)
+def _polar_values(
+    batch: _Batch, factors: list[Tensor], accuracy: float, couplings: Couplings | None
+) -> Tensor:  # (P,)
+    floor = None if couplings is None else couplings.floor
+    found = polar(batch.products(), batch.ranks, accuracy, floor)
+    if couplings is not None and bool(found.converged.all()):
+        couplings.add(batch.pairs, found.factor, batch.heights)
     value = batch.total - 2.0 * found.nuclear
     near = found.converged & (value < NEAR * batch.total)
     # heights that differ leave rows of one factor that the square Q does not reach

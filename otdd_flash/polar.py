@@ -7,6 +7,7 @@ but products, which accelerators do at full rate where decompositions of a batch
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ ACCURACY = 1e-10
 GUESS_MARGIN = 6.0
 # a first floor below this costs as much as the certain one
 GUESS_LEAST = 1e-7
-# square of the scale of a step: 3 would send the largest value to the least, into the rounding of
-# the others; here no value near 1 falls below 0.08
-MOST_SCALE = 2.9
+# weight c of a step: I + c X^T X has at most this condition number, so that its inverse by blocks
+# turns vectors of values of 1e-6 by 1e-9 (1000: by 1e-6)
+MOST_WEIGHT = 200.0
 # Gram matrices of at most this many columns are one product, larger ones use their symmetry
 GRAM_BLOCK = 256
 
@@ -39,39 +40,38 @@ def polar(
     matrices: Tensor,  # (P, r, c) float64
     ranks: Tensor,  # (P,) bounds of the ranks, <= min(r, c); zero rows or columns do not count
     accuracy: float = ACCURACY,  # relative, of the nuclear norms
+    floor: float | None = None,  # singular values that the factor follows in any case
 ) -> Polar:
-    """Return polar factors by scaled cubic Newton-Schulz steps, in one or two rounds.
+    """Return polar factors by weighted Halley steps, in one or two rounds.
 
-    The step is ``p(x) = rho x (3 - rho^2 x^2) / 2`` with ``rho^2 = 3 / (1 + l + l^2)``, at most
-    2.9: it maps [l, 1] to [p(l), 1] and [0, l] into [0, p(l)], so that after a round of floor l a
-    singular value is 1 up to the accuracy / 10 when it was at least l, whatever the others were.
-    Then
+    After a round of floor l a singular value is 1 up to the accuracy / 10 when it was at least l,
+    relative to ``|M|_2``, whatever the others were (see `_weights`). Then
 
     ``|M|_* - <Q, M> <= l |M|_2 (rank - |Q|_F^2) + |M|_* accuracy / 10``
 
     decides, matrix by matrix, whether a second round is due. The first floor is a guess from the
-    norms of rows and columns, the second makes the bound hold for any matrix.
+    norms of rows and columns, the second makes the bound hold for any matrix; with ``floor`` given
+    there is one round, of the lower of it and the second.
 
-    Memory: about 5 P r c floats. Source: Chen and Chow 2014, "A stable scaling of Newton-Schulz
-    for improving the sign function computation of a Hermitian matrix" (scaling);
-    Nakatsukasa and Higham 2012 (stability of such iterations).
+    Memory: about 5 P r c floats. Source: Nakatsukasa, Bai and Gygi 2010, "Optimizing Halley's
+    iteration for computing the matrix polar decomposition".
     """
     if matrices.shape[1] < matrices.shape[2]:
-        flipped = polar(matrices.mT, ranks, accuracy)
+        flipped = polar(matrices.mT, ranks, accuracy, floor)
         return Polar(flipped.factor.mT, flipped.nuclear, flipped.missing, flipped.converged)
     x, norm = _normalised(matrices)
     nuclear, missing = norm.new_zeros(norm.shape), ranks.to(norm.dtype, copy=True)
     converged = norm == 0
     factor, part = x, matrices
     todo = torch.arange(norm.shape[0], device=norm.device)
-    floor = 1.0
-    for target in _floors(matrices, norm, ranks, accuracy):
+    reached = 1.0
+    for target in _floors(matrices, norm, ranks, accuracy, floor):
         # values below the last floor left its round raised by 1 / floor at least
-        x = _round(x, target / floor, accuracy / 10)
-        floor = target
+        x = _round(x, target / reached, accuracy / 10)
+        reached = target
         value = (x * part).sum((1, 2))
         miss = (ranks[todo] - x.square().sum((1, 2))).clamp(min=0)
-        good = floor * norm[todo] * miss <= accuracy * value
+        good = reached * norm[todo] * miss <= accuracy * value
         if todo.shape == norm.shape:
             factor, nuclear, missing, converged = x, value, miss, converged | good
         else:
@@ -94,7 +94,9 @@ def _normalised(matrices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.div(matrices, norm.where(norm > 0, 1.0)[:, None, None], out=x), norm
 
 
-def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor, accuracy: float) -> list[float]:
+def _floors(
+    matrices: Tensor, norm: Tensor, ranks: Tensor, accuracy: float, floor: float | None
+) -> list[float]:
     """Return the floors of the rounds, relative to ``norm``: a guess where it pays, a sure one."""
     live = norm > 0
     if not live.any():
@@ -105,6 +107,8 @@ def _floors(matrices: Tensor, norm: Tensor, ranks: Tensor, accuracy: float) -> l
     # |M|_* >= |M|_F^2 / |M|_2, and what is missing is at most the rank
     nuclear = (rows.square().sum(1) / norm)[live]
     sure = 0.5 * accuracy * float((nuclear / norm[live] / ranks[live].clamp(min=1)).amin())
+    if floor is not None:
+        return [min(floor, sure)]
     # most matrices of the batch shall do with the first round
     first = min(float(torch.quantile(guess, 0.1)), 0.5)
     return [first, sure] if first > max(GUESS_LEAST, sure) else [sure]
@@ -118,11 +122,54 @@ def _round(
     count, _, c = x.shape
     spare, product = torch.empty_like(x), x.new_empty(count, c, c)
     while 1.0 - low > flatness:
-        rho = min(MOST_SCALE, 3.0 / (1.0 + low + low * low)) ** 0.5
-        gram(x, -0.5 * rho**3, product).diagonal(dim1=1, dim2=2).add_(1.5 * rho)
-        x, spare = torch.bmm(x, product, out=spare), x
-        low = min(0.5 * rho * v * (3.0 - (rho * v) ** 2) for v in (low, 1.0))
+        a, b, weight = _weights(low)
+        gram(x, weight, product).diagonal(dim1=1, dim2=2).add_(1.0)
+        product = _inverse(product)
+        # (a + b z) / (1 + c z) = b / c + (a - b / c) / (1 + c z)
+        ratio = b / weight
+        x, spare = torch.baddbmm(x, x, product, beta=ratio, alpha=a - ratio, out=spare), x
+        low = _raised(low, a, b, weight)
     return x
+
+
+def _weights(
+    low: float,
+) -> tuple[float, float, float]:  # a, b, c
+    """Return the weights of the step ``p(x) = x (a + b x^2) / (1 + c x^2)``, ``p(1) = 1``.
+
+    It maps [0, 1] into itself, [l, 1] as close to 1 as can be, and p(x) / x falls. With
+    ``c <= MOST_WEIGHT`` it is the step of a larger l.
+    """
+    g = (4.0 * (1.0 - low**2) / low**4) ** (1.0 / 3.0)
+    root = math.sqrt(1.0 + g)
+    a = root + 0.5 * math.sqrt(8.0 - 4.0 * g + 8.0 * (2.0 - low**2) / (low**2 * root))
+    # b = (a - 1)^2 / 4 and c = a + b - 1 for any l
+    a = min(a, 2.0 * math.sqrt(1.0 + MOST_WEIGHT) - 1.0)
+    b = (a - 1.0) ** 2 / 4.0
+    return a, b, a + b - 1.0
+
+
+def _raised(low: float, a: float, b: float, c: float) -> float:
+    """Return the least of p on [low, 1]: at its beginning, or in the valley behind the maximum."""
+
+    def p(z: float) -> float:
+        return math.sqrt(z) * (a + b * z) / (1.0 + c * z)
+
+    # p' = 0 is a quadratic equation in z = x^2, with one root at c = 3
+    slope = a * c - 3.0 * b
+    z = (slope + math.sqrt(max(slope**2 - 4.0 * a * b * c, 0.0))) / (2.0 * b * c)
+    return min(p(low**2), p(z) if low**2 < z < 1.0 else 1.0)
+
+
+def _inverse(
+    matrices: Tensor,  # (P, c, c) positive definite; overwritten
+) -> Tensor:  # (P, c, c)
+    if matrices.device.type == "cpu":
+        return torch.cholesky_inverse(torch.linalg.cholesky(matrices))
+    # Triton takes a while to import, and the CPU does without it
+    from otdd_flash_kernels.inverse import invert
+
+    return invert(matrices)
 
 
 def polar_factor(

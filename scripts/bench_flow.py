@@ -24,7 +24,7 @@ from otdd_flash.flows import FlowSettings, flow
 from otdd_flash.timing import PeakMemory, machine
 from otdd_flash.types import LabelledDataset, OTDDSettings
 
-SECTIONS = ("laws", "solve", "gradient", "move", "total")
+SECTIONS = ("laws", "solve", "gradient", "pull", "move", "total")
 # steps that are not counted: the first solves from nothing, the second extrapolates from one
 COLD = 3
 SHORT = 15

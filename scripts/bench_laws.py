@@ -105,15 +105,16 @@ def operations(
     """Return what one pair of laws of equal rank costs, by bands and by polar factors.
 
     Bands: F G^T, its Gram matrix (five eighths of a product) and, for panels of 16 columns, three
-    passes over what is left of it, in which two products ride. Polar: steps of a Gram matrix and
-    a product, which raise a floor of accuracy / 2 by 2.55 each and then flatten in five.
+    passes over what is left of it, in which two products ride. Polar: steps of a Gram matrix, an
+    inverse (two thirds) and a product, which raise a floor of accuracy / 2 by 27 each to 0.1 and
+    then flatten in three.
     """
     product, pair = 2.0 * rank**3, 2.0 * rank**2 * dimension
-    steps = math.ceil(math.log(2.0 / accuracy) / math.log(2.55)) + 5
+    steps = math.ceil(math.log(0.2 / accuracy) / math.log(27.0)) + 3
     return {
         "bands_flops": pair + 0.625 * product + 2.0 * rank**3,
         "bands_bytes": 3 * 8 * rank**3 / (3 * 16),
-        "polar_flops": pair + steps * 1.625 * product,
+        "polar_flops": pair + steps * 2.3 * product,
         "polar_steps": steps,
     }
 

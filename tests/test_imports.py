@@ -59,6 +59,7 @@ FLOORS = (
         "otdd_flash.attached",
         "otdd_flash.differentiable",
         "otdd_flash.polar",
+        "otdd_flash.couplings",
         "otdd_flash.nuclear",
         "otdd_flash.factor_pairs",
     ),

@@ -27,6 +27,8 @@ from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles
 
 # weights of one chunk: 128 MB of float16
 CHUNK_ENTRIES = 1 << 26
+# values that are scaled at a time: 64 MB of float32
+VALUE_ENTRIES = 1 << 24
 # a weight of 1 is stored as 2^10, so that float16 reaches down to 2^-34 of it
 WEIGHT_SHIFT = 10.0
 
@@ -81,8 +83,8 @@ def plan_kernel(
 class TritonPlan:
     """Means under the rows of the plan of a pair.
 
-    Memory: 128 MB of weights (one tile of rows where that is more), float32 copies of values and
-    result, and a float16 copy of the clouds where they are multiplied in it.
+    Memory: 128 MB of weights (one tile of rows where that is more), the result in float32, one or
+    two float16 copies of the values, and one of the clouds where they are multiplied in it.
 
     Raises:
         ValueError: clouds that are not quantised, or of three slices.
@@ -123,9 +125,11 @@ class TritonPlan:
         for begin, end in chunks_of_tiles(self._bounds, height):
             first, last = self._bounds[begin][0], self._bounds[end - 1][1]
             self._write(weights, begin, end, first, bias, shift, label_cost, unit)
-            product = torch.stack([_product(weights[: last - first], p) for p in parts]).sum(0)
-            mass = product[:, -1:]
-            out[first:last] = product[:, : values.shape[1]] / mass * scale
+            product = _product(weights[: last - first], parts[0])
+            for part in parts[1:]:
+                product += _product(weights[: last - first], part)
+            mass = product[:, -1:] / scale
+            torch.div(product[:, : values.shape[1]], mass, out=out[first:last])
         return out
 
     def _write(
@@ -181,20 +185,30 @@ def chunks_of_tiles(
 
 def _power_of_two(values: Tensor) -> float:
     """Return a scale above all magnitudes, by which dividing rounds nothing."""
+    if values.dtype == torch.uint8:
+        return 256.0
     largest = float(torch.stack([v.abs().max() for v in values.split(1 << 14)]).max())
     return 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
 
 
-def _halves(values: Tensor, scale: float) -> list[Tensor]:
-    """Return float16 parts of values / scale (22 bits), with zeros and a column of ones."""
-    width = -(-(values.shape[1] + 1) // 8) * 8
-    padded = torch.zeros((values.shape[0], width), dtype=torch.float32, device=values.device)
-    padded[:, : values.shape[1]] = values
-    padded /= scale
-    high = padded.half()
-    rest = (padded - high.float()).half()
-    high[:, -1] = 1.0
-    return [high, rest] if bool((rest != 0).any()) else [high]
+def _halves(values: Tensor, scale: float) -> Tensor:  # (1 or 2, m, width)
+    """Return float16 parts of values / scale (22 bits), with zeros and a column of ones.
+
+    Grey levels are whole in the first. Memory: the parts and chunks of 64 MB.
+    """
+    m, k = values.shape
+    width = -(-(k + 1) // 8) * 8
+    count = 1 if values.dtype == torch.uint8 else 2
+    parts = torch.zeros((count, m, width), dtype=torch.float16, device=values.device)
+    step = max(1, VALUE_ENTRIES // max(1, k))
+    for first in range(0, m, step):
+        here = slice(first, first + step)
+        scaled = values[here].float() / scale
+        parts[0, here, :k] = scaled
+        if count == 2:
+            parts[1, here, :k] = scaled - parts[0, here, :k].float()
+    parts[0, :, -1] = 1.0
+    return parts if count == 2 and bool(parts[1].any()) else parts[:1]
 
 
 def _product(weights: Tensor, part: Tensor) -> Tensor:

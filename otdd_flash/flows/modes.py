@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from otdd_flash.attached import law_pull, points_pull
-from otdd_flash.bures import gaussian_w2, label_cost
+from otdd_flash.bures import coupled_cost, gaussian_w2, label_cost
+from otdd_flash.couplings import Couplings
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.flows.terms import Evaluation, LabelCosts
 from otdd_flash.flows.tied import affine_field
@@ -33,6 +34,10 @@ NEGLIGIBLE = 1e-8
 # of label costs, relative, and of the directions that their gradient follows in full: both far
 # below what moving points are rounded by, at two thirds of the time of full accuracy on a GPU
 ACCURACY, FLOOR = 1e-7, 1e-8
+# bytes of polar factors that wait for the gradient: 190 of a pair of 784 features in float32
+KEEP_LIMIT = 450 << 20
+# bytes of temporaries of their making, before the points of a step need as many
+WORKSPACE = 832 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +124,16 @@ class Features:
 class Attached(Features):
     """Samples move, and the laws of their classes with them.
 
-    Memory: the laws of both sides, and one (n, d) gradient while laws are reused.
+    Memory: the laws of both sides and polar factors between them, 450 MiB at most; one (n, d)
+    gradient while laws are reused.
     """
 
     wants_mass = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
-        self._laws: ClassLaws | None = None  # of the points at this step, until they were read
+        # of the points at this step, until they were read
+        self._laws: tuple[ClassLaws, Couplings] | None = None
         self._pull: Tensor | None = None  # (n, d) the label costs' part of the last gradient
 
     def costs(self, points: Tensor, renew: bool) -> LabelCosts:
@@ -137,9 +144,17 @@ class Attached(Features):
         if self._kept is None or renew:
             unit = scene.label_unit
             yy = self._kept.yy if self._kept else gaussian_w2(target, target) * unit
-            laws = self._laws = scene.laws(points)
-            xx, xy = (gaussian_w2(laws, other, accuracy=ACCURACY) for other in (laws, target))
-            self._kept = LabelCosts(xy * unit, xx * unit, yy)
+            laws = scene.laws(points)
+            found = coupled_cost(
+                laws,
+                target,
+                accuracy=ACCURACY,
+                floor=FLOOR,
+                keep_limit=KEEP_LIMIT,
+                memory_limit=WORKSPACE,
+            )
+            self._laws = laws, found.couplings
+            self._kept = LabelCosts(found.xy * unit, found.xx * unit, yy)
         return self._kept
 
     def gradient(self, points: Tensor, found: Evaluation, renew: bool) -> Tensor:
@@ -148,19 +163,23 @@ class Attached(Features):
         if self.scene.label_scale == 0:
             return v
         if self._laws is not None:
-            self._pull = self._law_gradient(points, self._laws, found).to(v)
+            self._pull = self._law_gradient(points, *self._laws, found).to(v)
             self._laws = None
         assert self._pull is not None
         return v.add_(self._pull)
 
-    def _law_gradient(self, points: Tensor, laws: ClassLaws, found: Evaluation) -> Tensor:
+    def _law_gradient(
+        self, points: Tensor, laws: ClassLaws, couplings: Couplings, found: Evaluation
+    ) -> Tensor:
         assert found.mass is not None
         scale, side = self.scene.label_scale, self.scene.x.side
-        pull = law_pull(laws, self.scene.y.laws, _weighty(found.mass) * scale, floor=FLOOR)
+        mass = _weighty(found.mass) * scale
+        pull = law_pull(laws, self.scene.y.laws, mass, floor=FLOOR, couplings=couplings)
         if found.inner_mass is not None:
             # minus a half, and both laws of a pair move
             inner = _weighty((found.inner_mass + found.inner_mass.mT) * (-scale / 2))
-            pull = pull + law_pull(laws, laws, inner.fill_diagonal_(0.0), floor=FLOOR)
+            inner.fill_diagonal_(0.0)
+            pull = pull + law_pull(laws, laws, inner, floor=FLOOR, couplings=couplings)
         moved = points_pull(points, side.labels, side.weights, laws, pull)
         return moved.div_(side.weights.to(moved)[:, None])
 

@@ -25,10 +25,10 @@ from otdd_flash.certificate import class_mass
 from otdd_flash.cost import Margin
 from otdd_flash.divergence import absolute_epsilon
 from otdd_flash.flows.grid import Grid
+from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator
 from otdd_flash.sinkhorn import Solution, finish, hidden_error, solve_symmetric
 from otdd_flash.timing import synchronize
-from otdd_flash.types import OTDDSettings
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud
 
@@ -116,15 +116,16 @@ class Terms:
         y: Margin,
         target: Tensor,  # (m, d) points of the target
         unit: float,  # cost of one squared unit of the points
-        settings: OTDDSettings,
-        extrapolate: bool,
+        settings: FlowSettings,
     ) -> None:
         self.x, self.y, self.target, self.unit = x, y, target, unit
-        self.settings, self.extrapolate = settings, extrapolate
+        self.settings, self.extrapolate = settings.divergence, settings.extrapolate
+        self.reuse = settings.self_every > 1
         self.eps = 0.0
         self.target_value, self.target_error = 0.0, 0.0  # of the target's self term
         self.cross, self.inner = Trail(), Trail()
-        self.inner_gap: Tensor | None = None  # (n, d) what the self term takes from a gap
+        # (n, d) what the self term takes from a gap, while a step needs it
+        self.inner_gap: Tensor | None = None
 
     def begin(
         self,
@@ -174,7 +175,7 @@ class Terms:
         gap = None
         if gradient:
             means = op.means(cross.g + eps * y.weights.log(), eps, self.target, cross.f)
-            gap = stored.to(means) - means
+            gap = means.neg_().add_(stored)
         laps.lap("gradient")
         backend = op.backend
         del op
@@ -183,6 +184,8 @@ class Terms:
             inner = self._inner_term(cloud, stored, costs.xx, laps, (gradient and renew, mass))
             if gap is not None and self.inner_gap is not None:
                 gap -= self.inner_gap
+                if not self.reuse:
+                    self.inner_gap = None
         laps.lap("gradient")
         solutions = [cross] if inner is None else [cross, inner.solution]
         halves = self.target_value + (inner.solution.value if inner else 0.0)
@@ -219,7 +222,7 @@ class Terms:
         if wanted[0]:
             h = solution.f + eps * x.weights.log()
             means = op.means(h, eps, stored, solution.f)
-            self.inner_gap = (stored.to(means) - means).mul_(share.to(means)[:, None])
+            self.inner_gap = means.neg_().add_(stored).mul_(share.to(means)[:, None])
         return _Inner(solution, mass)
 
     def _solve_cross(self, op: CostOperator) -> Solution:

@@ -130,7 +130,7 @@ class Flow(Iterator[FlowState]):
         if self._at_rest:
             found = replace(found, value=0.0)
         v = None if last else self._gradient(points, found, renew_laws)
-        laps.lap("laws")
+        laps.lap("pull")
         extra = self._extra(points, v)
         speed = 0.0 if v is None else self._speed(v)
         state = self._state(points, found, extra, speed)
@@ -151,7 +151,7 @@ class Flow(Iterator[FlowState]):
         self._mode = MODES[settings.mode](Scene(x, y, settings))
         self._mover = Mover(settings, 1.0 / x.factor)
         unit, _ = units(x, solver)
-        self._terms = Terms(x.side, y.side, self._mode.target, unit, solver, settings.extrapolate)
+        self._terms = Terms(x.side, y.side, self._mode.target, unit, settings)
         self._labels, self._names = self.source.labels, self.source.class_names
         if self._start is not None:
             self._restore(self._start)
@@ -283,7 +283,7 @@ class Flow(Iterator[FlowState]):
             for age, potential in (("last", trail.last), ("before", trail.before)):
                 if potential is not None:
                     tensors[f"{name}_{age}"] = potential
-        if terms.inner_gap is not None and self.settings.self_every > 1:
+        if terms.inner_gap is not None:
             tensors["inner_gap"] = terms.inner_gap
         for name, buffer in self._mover.buffers.items():
             tensors[f"optimizer_{name}"] = buffer.clone()
