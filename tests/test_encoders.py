@@ -50,7 +50,7 @@ def resnet(tmp_path_factory):
     for k, (mode, channels) in enumerate([("RGB", 3), ("L", 1), ("RGB", 3)]):
         (folder / "images" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
         pixels = generator.integers(0, 256, (40 + 9 * k, 50, channels), dtype=np.uint8).squeeze()
-        Image.fromarray(pixels, mode).save(folder / "images" / "ab"[k % 2] / f"{k}.png")
+        Image.fromarray(pixels).save(folder / "images" / "ab"[k % 2] / f"{k}.png")
     return model, folder / "random.pth", folder / "images"
 
 
