@@ -89,9 +89,10 @@ class SentenceEncoder(Encoder):
 
     def encode(self, batch: list[str]) -> Tensor:  # (k, d) float32
         """Return the embeddings, in the order of the texts."""
-        limit = self.model.max_seq_length
-        if limit:
-            tokens = self.model.tokenizer(batch, truncation=False, verbose=False)["input_ids"]
+        limit, tokenizer = self.model.max_seq_length, getattr(self.model, "tokenizer", None)
+        # models that look words up have no limit, and another kind of tokenizer
+        if limit and callable(tokenizer):
+            tokens = tokenizer(batch, truncation=False, verbose=False)["input_ids"]
             self.cut += sum(len(one) > limit for one in tokens)
         return self.mixed.run(
             lambda: self.model.encode(

@@ -47,7 +47,7 @@ def parse_encoder(
         return EncoderSpec("pixels")
     if callable(encoder):
         name = getattr(encoder, "__qualname__", type(encoder).__qualname__)
-        return EncoderSpec("own", f"{type(encoder).__module__}:{name}", encoder)
+        return EncoderSpec("own", f"{encoder.__module__}:{name}", encoder)
     if not isinstance(encoder, str):
         raise SettingsError(f"encoder is {shown(encoder)}, expected {FORMS}")
     kind, colon, argument = (part.strip() for part in encoder.partition(":"))

@@ -9,6 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -157,8 +158,8 @@ class TorchvisionEncoder(ImageEncoder):
         options = {"progress": False} if self.file is None else {}
         try:
             model = models.get_model(self.name, weights=weights, **options)
-        except (OSError, RuntimeError) as error:
-            raise _not_fetched(self.title, error) from error
+        except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise _not_loaded(self.title, error) from error
         head = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
         model.set_submodule(head, nn.Identity())
         if self.file is not None:
@@ -190,7 +191,7 @@ class TimmEncoder(ImageEncoder):
         try:
             model = self.timm.create_model(self.name, pretrained=self.file is None, num_classes=0)
         except (OSError, RuntimeError, ValueError) as error:
-            raise _not_fetched(self.title, error) from error
+            raise _not_loaded(self.title, error) from error
         if self.file is not None:
             heads = model.pretrained_cfg.get("classifier") or ()
             heads = (heads,) if isinstance(heads, str) else heads
@@ -220,9 +221,9 @@ def _unknown(library: str, name: str, known: Sequence[str]) -> EncoderError:
     return EncoderError(f"{library} has no image model {name!r}; {hint}")
 
 
-def _not_fetched(title: str, error: Exception) -> EncoderError:
+def _not_loaded(title: str, error: Exception) -> EncoderError:
     first = " ".join(str(error).split())[:300]
     return EncoderError(
-        f"{title}: its weights cannot be fetched ({first}); check the network, or give a file with "
+        f"{title}: its weights cannot be loaded ({first}); check the network, or give a file with "
         "weights (--weights FILE)"
     )
