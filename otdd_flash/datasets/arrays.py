@@ -18,13 +18,15 @@ from torch import Tensor
 from otdd_flash.checks import dense_points
 from otdd_flash.datasets.raw import RawDataset, check_file, damaged
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.errors import DataError, DatasetNotFoundError, LabelError, OTDDError
+from otdd_flash.errors import DataError, DatasetNotFoundError, LabelError, OTDDError, SettingsError
 from otdd_flash.labels import label_array
 from otdd_flash.samples import Arrays
 
 # names of arrays that are understood, the best first; `x_train` and `train_x` are found too
 POINTS = ("points", "x", "data", "images", "features", "embeddings", "inputs", "samples")
 LABELS = ("labels", "y", "label", "targets", "target", "classes")
+# first bytes of files; of torch's: a zip archive, or a pickle before torch 1.6
+STARTS = {".npz": b"PK", ".npy": b"\x93NUMPY", ".pt": (b"PK", b"\x80"), ".pth": (b"PK", b"\x80")}
 METADATA = "otdd_flash"  # key of what `otdd embed` wrote into the header of a safetensors file
 
 
@@ -44,7 +46,9 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
         DatasetNotFoundError, DataError: no such file, damaged, or holding Python objects.
         LabelError: labels that are not there.
     """
-    check_file(path)
+    start = check_file(path)
+    if not start.startswith(STARTS.get(path.suffix, b"")):
+        raise damaged(path, path.suffix[1:], ValueError("it starts with other bytes"))
     read = {".npz": _npz, ".npy": _npy, ".safetensors": _safetensors}.get(path.suffix, _torch)
     try:
         found = read(path)
@@ -54,7 +58,8 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
     except OTDDError:
         raise
     except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, KeyError) as error:
-        if "allow_pickle" in str(error) or "pickled" in str(error):
+        # as numpy says when it reads them, and when it maps them
+        if "Object arrays" in str(error) or "Python objects" in str(error):
             raise DataError(
                 f"{path}: holds Python objects, which are not read from files because they can "
                 "run code; save arrays of numbers or strings"
@@ -64,8 +69,6 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
 
 def _npz(path: Path) -> Archive:
     archive = np.load(path, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError("it holds one array, as .npy files do")
     return Archive(tuple(archive.files), archive.__getitem__)
 
 
@@ -86,13 +89,11 @@ def _safetensors(path: Path) -> Archive:
 
 
 def _torch(path: Path) -> Any:
-    # files of before torch 1.6 are no zip archives but pickles, and cannot be mapped
-    archive = zipfile.is_zipfile(path)
-    with path.open("rb") as file:
-        if not archive and file.read(1) != pickle.PROTO:
-            raise damaged(path, "torch", ValueError("neither a zip archive nor a pickle"))
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        # pickles of before torch 1.6 cannot be mapped
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except pickle.UnpicklingError as error:
         raise DataError(
             f"{path}: holds other objects than tensors, which are not read because they can run "
@@ -200,6 +201,10 @@ def _names(archive: Archive) -> str:
 
 def _lone(points: Any, path: Path, settings: LoadSettings, label: str | None) -> RawDataset:
     """Return the dataset of a file with one array; its labels are in another file."""
+    if settings.split != "train":
+        raise SettingsError(
+            f"{path}: one array has no split {settings.split!r}; give the file of that split"
+        )
     if settings.features is not None:
         raise DataError(f"{path}: holds one array, features does not apply; drop it")
     labels = None

@@ -24,8 +24,8 @@ NULLS = (
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "?",
 )  # fmt: skip
 
-# of a Parquet file that are decoded at once
-BATCH_BYTES = 1 << 26
+# of a Parquet file that are decoded at once: small integers take some twenty times their bytes
+BATCH_BYTES = 1 << 23
 
 
 class Frame(Protocol):
@@ -80,7 +80,7 @@ class ParquetFrame:
         for path in paths:
             check_file(path)
             try:
-                self.files.append(pq.ParquetFile(path, memory_map=True))
+                self.files.append(pq.ParquetFile(path))
             except (OSError, ValueError) as error:
                 raise damaged(path, "Parquet", error) from error
         self.schema = self.files[0].schema_arrow

@@ -82,8 +82,8 @@ def raw_of(dataset: LabelledDataset) -> RawDataset:
     )
 
 
-def check_file(path: Path) -> None:
-    """Refuse files that hold nothing or a web page, whatever their names promise.
+def check_file(path: Path) -> bytes:
+    """Return a file's first bytes; refuse files that hold nothing or a web page.
 
     Raises:
         DatasetNotFoundError: no such file.
@@ -101,6 +101,7 @@ def check_file(path: Path) -> None:
     words = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if words.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         raise DataError(f"{path}: holds a web page, not data; {REPAIR}")
+    return start
 
 
 def damaged(path: Path, what: str, error: Exception) -> DataError:

@@ -1,0 +1,152 @@
+"""Files of arrays: npz, npy, safetensors and torch's, what is read and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from small_sets import KINDS, announced, holds, refused, small
+
+from otdd_flash import DataError, DatasetNotFoundError, LabelError, SettingsError, load
+
+X, Y = small()
+
+
+def write(path, **arrays):
+    """Write named arrays as the suffix says."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".safetensors":
+        save_file(arrays, path)
+    else:
+        torch.save({key: torch.as_tensor(value) for key, value in arrays.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt", ".pth"])
+@pytest.mark.parametrize("names", [("points", "labels"), ("x", "y"), ("data", "target")])
+def test_points_and_labels_are_found_by_their_usual_names(tmp_path, suffix, names):
+    points, labels = names
+    path = write(tmp_path / f"a{suffix}", **{points: X, labels: Y, "other": X[:3]})
+    dataset = load(path)
+    holds(dataset, X, Y, ("0", "1", "2"))
+    assert dataset.points.dtype == torch.float32 and dataset.name == f"a{suffix}"
+    assert dataset.provenance["points"] == points and not announced(dataset)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
+def test_other_names_are_told_by_their_shapes_or_asked_for(tmp_path, suffix):
+    path = write(tmp_path / f"a{suffix}", foo=X, bar=Y)
+    holds(load(path), X, Y)
+    assert announced(load(path)) == "points are 'foo', labels 'bar', told by their shapes"
+    path = write(tmp_path / f"b{suffix}", foo=X, also=2 * X, bar=Y)
+    refused(DataError, "cannot tell which array is which, it has ", path)
+    refused(DataError, "name the points with features and the labels with label", path)
+    holds(load(path, features="also", label="bar"), 2 * X, Y)
+    refused(DataError, "no array 'foe', it has", path, features="foe", label="bar")
+    refused(LabelError, "there is no array 'baz', it has", path, features="foo", label="baz")
+    refused(DataError, "features names 2 arrays, expected one", path, features=["foo", "also"])
+
+
+def test_splits_of_one_file_are_told_by_their_names(tmp_path):
+    path = write(tmp_path / "a.npz", x_train=X, y_train=Y, test_x=X[:5], test_y=Y[:5])
+    holds(load(path), X, Y)
+    holds(load(f"{path}@test"), X[:5], Y[:5])
+    holds(load(path, split="test"), X[:5], Y[:5])
+    refused(DataError, "no arrays of the split 'val', it has 'x_train' (12, 4)", f"{path}@val")
+
+
+def test_names_of_classes_are_kept(tmp_path):
+    holds(load(write(tmp_path / "a.npz", x=X, y=KINDS[Y])), X, (Y + 2) % 3, ("ant", "cat", "emu"))
+    path = write(tmp_path / "b.npz", x=X, y=Y, class_names=KINDS)
+    holds(load(path), X, Y, KINDS)
+
+
+def test_images_keep_their_bytes_and_shape(tmp_path):
+    images = np.arange(12 * 5 * 6, dtype=np.uint8).reshape(12, 5, 6)
+    dataset = load(write(tmp_path / "a.safetensors", images=images, labels=Y))
+    holds(dataset, images, Y)
+    assert dataset.points.dtype == torch.uint8 and dataset.sample_shape == (5, 6)
+
+
+def test_npy_files_have_their_labels_beside_them_and_are_mapped(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    dataset = load(tmp_path / "x.npy", label="y.npy")
+    holds(dataset, X, Y)
+    # private pages: who writes into the points does not write into the file
+    dataset.points[0] = 7
+    assert np.array_equal(np.load(tmp_path / "x.npy"), X)
+    monkeypatch.chdir(tmp_path)
+    holds(load("x.npy", label=str(tmp_path / "y.npy")), X, Y)
+    refused(LabelError, "x.npy: has no labels; name their column, array or .npy file", "x.npy")
+    refused(DatasetNotFoundError, "its labels z.npy is not there", "x.npy", label="z.npy")
+    refused(DataError, "features does not apply", "x.npy", label="y.npy", features="x")
+    np.save("short.npy", Y[:5])
+    refused(LabelError, "labels have shape (5,), expected (12,)", "x.npy", label="short.npy")
+
+
+def test_torch_files_of_a_pair_or_one_tensor(tmp_path):
+    torch.save((torch.tensor(X), torch.tensor(Y)), tmp_path / "pair.pt")
+    holds(load(tmp_path / "pair.pt"), X, Y)
+    torch.save(torch.tensor(X), tmp_path / "one.pt")
+    assert load(tmp_path / "one.pt", labels="none").class_names == ("all",)
+    torch.save({"x": torch.tensor(X), "y": torch.tensor(Y)}, tmp_path / "old.pt",
+               _use_new_zipfile_serialization=False)  # fmt: skip
+    holds(load(tmp_path / "old.pt"), X, Y)
+
+
+class Foreign:
+    """An object that a pickle would have to import."""
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    torch.save({"x": Foreign()}, tmp_path / "a.pt")
+    refused(DataError, "a.pt: holds other objects than tensors, which are not", tmp_path / "a.pt")
+    np.savez(tmp_path / "a.npz", x=X, y=np.array([None] * 12))
+    refused(DataError, "a.npz: holds Python objects, which are not read", tmp_path / "a.npz")
+    np.save(tmp_path / "a.npy", np.array([{}] * 3))
+    refused(DataError, "a.npy: holds Python objects", tmp_path / "a.npy", labels="none")
+    torch.save("words", tmp_path / "b.pt")
+    refused(DataError, "b.pt: holds a str, expected a tensor, a pair", tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".pt"])
+def test_damaged_files_name_themselves(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    options = {"labels": "none"}
+    path.write_bytes(b"")
+    refused(DataError, f"a{suffix}: the file is empty; replace it", path, **options)
+    path.write_bytes(b" <!DOCTYPE html><html>404")
+    refused(DataError, f"a{suffix}: holds a web page, not data", path, **options)
+    path.write_bytes(b"nonsense that is no archive at all")
+    refused(DataError, f"a{suffix}: not a whole ", path, **options)
+    if suffix == ".npy":
+        np.save(path, np.ones((50, 4)))
+    else:
+        write(path, x=np.ones((50, 4)), y=np.arange(50))
+    path.write_bytes(path.read_bytes()[:300])
+    refused(DataError, f"a{suffix}: not a whole ", path, **options)
+    path.unlink()
+    refused(DatasetNotFoundError, f"a{suffix}: no such file or folder", path, **options)
+
+
+def test_counts_and_values_are_checked(tmp_path):
+    path = write(tmp_path / "a.npz", x=X, y=Y[:5])
+    refused(LabelError, "labels have shape (5,), expected (12,)", path)
+    bad = X.copy()
+    bad[3, 1] = np.nan
+    refused(DataError, "row 3 holds NaN or infinity (1 such rows)", write(path, x=bad, y=Y))
+    refused(LabelError, "labels have shape (12, 2), expected (12,)", write(path, x=X, y=X[:, :2]))
+    (tmp_path / "b.json").write_text("{}")
+    refused(DataError, "b.json: no known kind of file, expected one of .csv", tmp_path / "b.json")
+
+
+def test_a_lone_file_has_no_splits_to_choose(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    refused(
+        SettingsError,
+        "one array has no split 'test'",
+        tmp_path / "x.npy",
+        labels="none",
+        split="test",
+    )

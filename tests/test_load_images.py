@@ -1,0 +1,227 @@
+"""Images: folders, colours, sizes and layouts, unified by rules that are announced."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_sets import announced, holds, noise, refused, together, write_images
+from torchvision.transforms.v2 import functional
+
+import otdd_flash as otdd
+from otdd_flash import DataError, LabelError, SettingsError, load
+
+Y = [0, 0, 1, 1, 1]
+
+
+def folder(path, images, suffix=".png", mode=None):
+    """Write five images into the classes ant (2) and bee (3)."""
+    names = [f"{'ant' if y == 0 else 'bee'}/{k}{suffix}" for k, y in enumerate(Y)]
+    write_images(path, dict(zip(names, images, strict=True)), mode)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (6, 7, 3), (6, 7, 4)])
+def test_class_folders_keep_every_byte(tmp_path, shape):
+    images = noise(5, *shape)
+    dataset = load(folder(tmp_path / "set", images))
+    stored = images if len(shape) == 2 else images.transpose(0, 3, 1, 2)
+    holds(dataset, stored, Y, ("ant", "bee"))
+    assert dataset.points.dtype == torch.uint8 and dataset.sample_shape == stored.shape[1:]
+    assert dataset.name == "set" and not announced(dataset)
+
+
+def test_layouts_are_one(tmp_path):
+    images = noise(5, 6, 7, 3)
+    hwc, chw = together((images, Y), (np.ascontiguousarray(images.transpose(0, 3, 1, 2)), Y))
+    assert torch.equal(hwc.points, chw.points) and otdd.distance(hwc, chw).distance == 0
+    assert hwc.sample_shape == chw.sample_shape == (3, 6, 7)
+    assert "stored as height x width x channels, read as channels first" in announced(hwc)
+    a, b = together(folder(tmp_path / "set", images), (images, Y))
+    assert torch.equal(a.points, b.points)
+
+
+def test_one_grey_one_colour_and_one_transparent_image_of_two_sizes(tmp_path):
+    grey, colour, clear = noise(8, 8), noise(8, 8, 3), noise(10, 12, 4)
+    path = tmp_path / "set"
+    images = {"a/0.png": grey, "a/1.png": colour, "b/0.png": clear}
+    write_images(path, images)
+    refused(DataError, "set has images of 2 sizes from 8 x 8 to 10 x 12 (grey, rgb, rgba)", path)
+    refused(DataError, "bring them to one size with image_size=8 (--image-size 8), or enc", path)
+    dataset = load(path, image_size=8)
+    assert dataset.sample_shape == (3, 8, 8) and dataset.class_names == ("a", "b")
+    assert "1 of 3 images of 2 sizes from 8 x 8 to 10 x 12 resized to 8 x 8" in announced(dataset)
+    assert "2 of 3 images made rgb: 1 grey, 1 rgba (transparent parts laid on white)" in announced(
+        dataset
+    )
+    # grey is spread over three channels, colours that fit are untouched
+    points = dataset.points.reshape(3, 3, 8, 8)
+    assert torch.equal(points[0], torch.from_numpy(grey).expand(3, 8, 8))
+    assert torch.equal(points[1], torch.from_numpy(colour).permute(2, 0, 1))
+    # the transparent one: laid on white in exact arithmetic, its shorter side 10 fitted to 8
+    alpha = clear[..., 3:].astype(np.float64)
+    flat = np.floor((clear[..., :3] * alpha + 255 * (255 - alpha)) / 255 + 0.5).astype(np.uint8)
+    covering = functional.resize(torch.from_numpy(flat).permute(2, 0, 1), [8, 10], antialias=True)
+    assert torch.equal(points[2], covering[:, :, 1:9])
+
+
+def test_colours_are_made_grey_by_pillows_luma(tmp_path):
+    images = noise(5, 6, 7, 3)
+    dataset = load(folder(tmp_path / "set", images), color="grey")
+    luma = images.astype(np.float64) @ [0.299, 0.587, 0.114]
+    # the integer weights sum to 2^16: rounding moves a value by less than one level
+    assert np.abs(dataset.points.reshape(5, 6, 7).numpy() - luma).max() < 1
+    assert dataset.sample_shape == (6, 7)
+    grey = np.repeat(noise(5, 6, 7)[..., None], 3, axis=3)
+    holds(load((grey, Y), color="grey"), grey[..., 0], Y)
+    white = np.full((5, 2, 2, 3), 255, np.uint8)
+    holds(load((white, Y), color="grey"), white[..., 0], Y)
+    assert load(tmp_path / "set", color="rgba").points.reshape(5, 4, -1)[:, 3].min() == 255
+
+
+def test_colour_folders_beside_mnist(tmp_path):
+    path = folder(tmp_path / "cifar-like", noise(5, 32, 32, 3))
+    with pytest.raises(DataError) as caught:
+        together(path, "mnist-mini")
+    for piece in (
+        "cifar-like has images of 32 x 32 (rgb, 3,072 features)",
+        "mnist-mini has images of 28 x 28 (grey, 784 features)", "image_size=28",
+    ):  # fmt: skip
+        assert piece in str(caught.value)
+    a, b = together(path, "mnist-mini", image_size=28, max_samples=40)
+    assert a.sample_shape == b.sample_shape == (3, 28, 28) and b.points.dtype == torch.uint8
+    assert "5 of 5 images of 32 x 32 resized to 28 x 28" in announced(a)
+    assert announced(b) == "40 of 40 images made rgb: 40 grey"
+    assert otdd.distance(a, b, normalize="unit").distance > 0
+    a, b = together(path, "mnist-mini", image_size=28, color="grey")
+    assert "5 of 5 images made grey: 5 rgb" in announced(a) and not announced(b)
+    holds(b, load("mnist-mini").points, load("mnist-mini").labels.tolist())
+
+
+def test_photographs_are_turned_the_right_way_up(tmp_path):
+    picture = Image.fromarray(noise(4, 6, 3))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the top of the scene is at the right of the stored pixels
+    for name in ("a/0.jpg", "b/0.jpg"):
+        (tmp_path / name).parent.mkdir()
+        picture.save(tmp_path / name, exif=exif, quality=95)
+    dataset = load(tmp_path)
+    assert dataset.sample_shape == (3, 6, 4)
+    with Image.open(tmp_path / "a/0.jpg") as stored:
+        turned = np.asarray(stored).transpose(1, 0, 2)[:, ::-1].transpose(2, 0, 1)
+    assert np.array_equal(dataset.points[0].reshape(3, 6, 4).numpy(), turned)
+
+
+def test_floats_keep_their_values_and_their_scale_is_told():
+    x = noise(5, 6, 7) / np.float32(255)
+    a, b = together((x, Y), (noise(5, 6, 7), Y))
+    holds(a, x, Y)
+    assert "pixels are floats of 0 to 1, those of ndarray bytes of 0 to 255" in announced(a)
+    assert not announced(b)
+    rgba = (
+        np.ones((5, 4, 3, 3), np.float32) * np.array([1, 0.5, 0.25, 0.5], np.float32)[:, None, None]
+    )
+    # half transparent on white: (c + 1) / 2
+    whole = load((rgba, Y), color="rgb").points.reshape(5, 3, 9)
+    assert torch.allclose(whole[0, :, 0], torch.tensor([1.0, 0.75, 0.625]), atol=0, rtol=2**-22)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "bad.png: the file is empty; replace it with a good copy, or delete it"),
+        (b"<html>404</html>", "bad.png: no image that Pillow knows"),
+        (None, "bad.png: is damaged (image file is truncated"),
+    ],
+)
+def test_damaged_images_name_themselves(tmp_path, content, message):
+    path = folder(tmp_path / "set", noise(5, 30, 30))
+    whole = (path / "ant" / "0.png").read_bytes()
+    (path / "ant" / "bad.png").write_bytes(whole[:200] if content is None else content)
+    refused(DataError, message, path)
+
+
+def test_more_than_eight_bits_are_refused(tmp_path):
+    path = folder(tmp_path / "set", noise(5, 6, 7).astype(np.uint16) * 200)
+    refused(DataError, "pixels of mode I;16, expected 8 bits a channel; convert it", path)
+
+
+def test_what_is_left_out_is_announced(tmp_path):
+    path = folder(tmp_path / "set", noise(5, 6, 7))
+    (path / "ant" / "notes.md").write_text("x")
+    (path / "ant" / ".hidden.png").write_bytes(b"")
+    (path / "empty").mkdir()
+    write_images(path, {"beside.png": noise(6, 7)})
+    dataset = load(path)
+    holds(dataset, noise(5, 6, 7), Y)
+    assert "1 files left out that are no images" in announced(dataset)
+    assert "folders left out that hold no images: empty" in announced(dataset)
+    assert "images beside the class folders left out" in announced(dataset)
+
+
+def test_folders_of_splits_and_folders_without_classes(tmp_path):
+    folder(tmp_path / "set" / "train", noise(5, 6, 7))
+    folder(tmp_path / "set" / "val", noise(5, 6, 7, seed=1))
+    holds(load(tmp_path / "set"), noise(5, 6, 7), Y)
+    for name in ("val", "validation", "dev"):
+        holds(load(f"{tmp_path}/set@{name}"), noise(5, 6, 7, seed=1), Y)
+    refused(SettingsError, "has no split 'test'; it has train, val", tmp_path / "set", split="test")
+    refused(SettingsError, "has no split 'test'", tmp_path / "set" / "val", split="test")
+    write_images(tmp_path / "flat", {f"{k}.png": noise(6, 7, seed=k) for k in range(4)})
+    refused(LabelError, "flat: has no labels; name their column", tmp_path / "flat")
+    assert load(tmp_path / "flat", labels="none").class_names == ("all",)
+    (tmp_path / "nothing").mkdir()
+    refused(
+        DataError, "nothing: no images or .txt files in class sub-folders", tmp_path / "nothing"
+    )
+
+
+def test_a_table_may_name_the_images_of_a_folder(tmp_path):
+    images = noise(3, 6, 7)
+    write_images(tmp_path, {f"{k}.png": images[k] for k in range(3)})
+    (tmp_path / "metadata.csv").write_text("file_name,label\n2.png,b\n0.png,a\n")
+    holds(load(tmp_path), images[[2, 0]], [1, 0], ("a", "b"))
+    holds(load(tmp_path / "metadata.csv"), images[[2, 0]], [1, 0], ("a", "b"))
+
+
+def test_a_draw_comes_before_decoding(tmp_path, monkeypatch):
+    path = folder(tmp_path / "set", noise(5, 6, 7))
+    kept = load(path, max_samples=2)
+    assert len(kept) == 2 and kept.provenance["sampled"]["of"] == 5
+    # the others may be damaged: nobody looks at them
+    used = {tuple(row) for row in kept.points.tolist()}
+    for k, y in enumerate(Y):
+        if tuple(noise(5, 6, 7)[k].reshape(-1).tolist()) not in used:
+            (path / ("ant" if y == 0 else "bee") / f"{k}.png").write_bytes(b"")
+    assert torch.equal(load(path, max_samples=2).points, kept.points)
+    refused(DataError, "the file is empty", path)
+
+
+def test_options_of_images_need_images(tmp_path):
+    refused(DataError, "sklearn:wine: holds no images", "sklearn:wine", image_size=8)
+    refused(
+        DataError, "its samples of shape (4,) are no images", (np.ones((2, 4)), [0, 1]), color="rgb"
+    )
+    for size in (0, (3,), "8", (8, 70_000), True):
+        refused(
+            SettingsError,
+            "expected a side such as 32, or (height, width)",
+            "digits",
+            image_size=size,
+        )
+
+
+def test_encoded_images_in_columns(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    cells = []
+    for image in noise(3, 6, 7, 3):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "png")
+        cells.append(file.getvalue())
+    pq.write_table(pa.table({"image": cells, "label": [0, 1, 1]}), tmp_path / "a.parquet")
+    holds(load(tmp_path / "a.parquet"), noise(3, 6, 7, 3).transpose(0, 3, 1, 2), [0, 1, 1])
+    pq.write_table(pa.table({"image": [cells[0], None], "label": [0, 1]}), tmp_path / "b.parquet")
+    refused(DataError, "row 1 has no image; drop that row first", tmp_path / "b.parquet")

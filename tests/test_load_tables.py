@@ -1,0 +1,262 @@
+"""Tables: csv, tsv, Parquet, Arrow; which column is the label, and how rows become points."""
+
+import gzip
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from small_sets import KINDS, announced, holds, refused, small, together
+
+from otdd_flash import DataError, DatasetNotFoundError, LabelError, SettingsError, load
+
+X, Y = small()
+NAMES = ("a", "b", "c", "d")
+
+
+def table(x=X, **more) -> pa.Table:
+    """Return a table of the points and further columns."""
+    return pa.table({name: x[:, k] for k, name in enumerate(NAMES)} | more)
+
+
+def csv(path, rows, mark=","):
+    text = "\n".join(mark.join(map(str, row)) for row in rows) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def write(path, content: pa.Table):
+    """Write a table as the suffix says."""
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        pq.write_table(content, path, row_group_size=5)
+    elif name.endswith(".arrow"):
+        with pa.ipc.new_file(path, content.schema) as file:
+            file.write_table(content, max_chunksize=5)
+    elif name.endswith(".ipc"):
+        with pa.ipc.new_stream(path, content.schema) as file:
+            file.write_table(content, max_chunksize=5)
+    else:
+        rows = zip(*(column.to_pylist() for column in content.columns), strict=True)
+        rows = [["" if cell is None else cell for cell in row] for row in rows]
+        csv(path, [content.column_names, *rows], "\t" if ".tsv" in path.name else ",")
+    return path
+
+
+SUFFIXES = [".csv", ".tsv", ".csv.gz", ".parquet", ".arrow", ".ipc"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_with_labels_of_strings(tmp_path, suffix):
+    path = write(tmp_path / f"a{suffix}", table(kind=KINDS[Y]))
+    dataset = load(path, label="kind", scale="none")
+    # classes are numbered in sorted order, wherever they come first
+    holds(dataset, X, (Y + 2) % 3, ("ant", "cat", "emu"))
+    assert dataset.points.dtype == (
+        torch.float64 if ".csv" in suffix or ".tsv" in suffix else torch.float32
+    )
+    assert dataset.provenance["label"] == "kind" and dataset.provenance["features"] == [*NAMES]
+    refused(
+        LabelError, "no column looks like labels, it has 'a', 'b', 'c', 'd', 'kind'; choose", path
+    )
+    refused(LabelError, "there is no column 'kin', it has 'a',", path, label="kin")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_draw_takes_the_same_rows_of_every_format(tmp_path, suffix):
+    many, ids = small(40)
+    path = write(tmp_path / f"a{suffix}", table(many, label=ids))
+    drawn = load(path, scale="none", max_samples=9, seed=2)
+    expected = load((many, ids), max_samples=9, seed=2)
+    holds(drawn, expected.points, expected.labels.tolist())
+    assert drawn.provenance["sampled"] == {"of": 40, "seed": 2, "kept": 9}
+
+
+def test_numbers_are_standardised_over_all_tables(tmp_path):
+    other = 3 * X[:5] + 1
+    paths = [
+        write(tmp_path / "a.parquet", table(label=Y)),
+        write(tmp_path / "b.parquet", table(other, label=Y[:5])),
+    ]
+    one, two = together(*paths)
+    union = np.concatenate([X, other]).astype(np.float64)
+    mean, spread = union.mean(0), union.std(0)
+    # float32 columns: points are rounded to 24 bits once
+    for dataset, x in ((one, X), (two, other)):
+        truth = torch.from_numpy((x.astype(np.float64) - mean) / spread)
+        assert torch.allclose(dataset.points.double(), truth, rtol=0, atol=2**-22)
+        assert announced(dataset) == "4 numeric columns standardised over all 2 datasets"
+    alone = announced(load(paths[0]))
+    assert alone == "4 numeric columns standardised over its own samples (load_together scales " \
+        "several alike)"  # fmt: skip
+    again = together(paths[0], paths[0])
+    assert again[0] is again[1]
+
+
+def test_constant_columns_become_zero(tmp_path):
+    x = np.ones((12, 4), dtype=np.float32) * 0.1
+    dataset = load(write(tmp_path / "a.parquet", table(x, label=Y)))
+    assert not dataset.points.any()
+
+
+def test_bytes_stay_bytes_without_scale(tmp_path):
+    x = np.arange(48).reshape(12, 4) * 5
+    path = write(tmp_path / "a.csv", table(x, label=Y))
+    dataset = load(path, scale="none")
+    assert dataset.points.dtype == torch.uint8
+    holds(dataset, x, Y)
+    x[0, 0] = 256
+    assert load(write(path, table(x, label=Y)), scale="none").points.dtype == torch.float64
+
+
+def test_categories_are_one_hot_over_all_tables(tmp_path):
+    one = pa.table({"v": ["red", "blue", "red"], "w": [1.0, 2.0, 3.0], "label": [0, 1, 0]})
+    two = pa.table({"v": ["green", "blue"], "w": [5.0, 4.0], "label": [0, 1]})
+    a, b = together(
+        write(tmp_path / "a.csv", one), write(tmp_path / "b.csv", two), scale="none"
+    )  # fmt: skip
+    # blue, green, red, then w
+    holds(a, [[0, 0, 1, 1], [1, 0, 0, 2], [0, 0, 1, 3]], [0, 1, 0])
+    holds(b, [[0, 1, 0, 5], [1, 0, 0, 4]], [0, 1])
+    assert announced(a) == "1 column of categories one-hot in 3 features"
+    # two categories lie sqrt(2) apart
+    assert torch.dist(a.points[0, :3].double(), a.points[1, :3].double()).item() == math.sqrt(2)
+
+
+def test_missing_entries_are_refused_with_their_number_dropped_or_filled(tmp_path):
+    rows = [(1, "u", 0), ("", "u", 1), (4, "NA", 0), (10, "v", 1), ("?", "", 0)]
+    path = csv(tmp_path / "a.csv", [("p", "q", "label"), *rows])
+    refused(DataError, "a.csv: 4 entries are missing in 2 of 2 columns ('p': 2, 'q': 2)", path)
+    refused(DataError, "missing='drop' (--missing drop), or fill them with 'mean'", path)
+    kept = load(path, missing="drop", scale="none")
+    holds(kept, [[1, 1, 0], [10, 0, 1]], [0, 1])
+    assert "dropped 3 of 5 rows with missing entries" in announced(kept)
+    for rule, value in (("mean", 5.0), ("median", 4.0)):
+        filled = load(path, missing=rule, scale="none")
+        points = [[1, 1, 0], [value, 1, 0], [4, 1, 0], [10, 0, 1], [value, 1, 0]]
+        holds(filled, points, [0, 1, 0, 1, 0])
+        assert f"4 missing entries filled with the {rule} of their column" in announced(filled)
+    none = pa.array([None, None], pa.float32())
+    empty = write(tmp_path / "b.parquet", pa.table({"p": none, "label": [0, 1]}))
+    refused(DataError, "every row has a missing entry, nothing is left", empty, missing="drop")
+    refused(DataError, "column 'p' is empty, there is nothing to fill", empty, missing="mean")
+    nothing = csv(tmp_path / "c.csv", [("p", "label"), ("", 0), ("", 1)])
+    refused(DataError, "no features, expected columns of numbers, categories", nothing)
+
+
+def test_two_columns_that_look_like_labels_ask_which(tmp_path):
+    path = write(tmp_path / "a.csv", table(label=Y, target=KINDS[Y]))
+    refused(
+        LabelError, "a.csv: 2 columns look like labels, 'label', 'target'; choose one with", path
+    )
+    refused(LabelError, "label='label' (--label)", path)
+    dataset = load(path, label="target", scale="none")
+    holds(dataset, X, (Y + 2) % 3, ("ant", "cat", "emu"))
+    assert announced(dataset) == "left out 'label' (labels or row numbers; name them in features)"
+
+
+def test_features_are_chosen_by_names_and_patterns(tmp_path):
+    path = write(tmp_path / "a.parquet", table(label=Y, pixel1=X[:, 0], pixel2=X[:, 1]))
+    holds(load(path, features="pixel*", scale="none"), X[:, :2], Y)
+    holds(load(path, features=["d", "a"], scale="none"), X[:, [3, 0]], Y)
+    refused(
+        DataError, "no feature column is called 'pixle*', it has 'a', 'b'", path, features="pixle*"
+    )
+
+
+def test_row_numbers_are_left_out(tmp_path):
+    path = write(tmp_path / "a.csv", table(id=np.arange(12), label=Y))
+    dataset = load(path, scale="none")
+    holds(dataset, X, Y)
+    assert "left out 'id'" in announced(dataset)
+    # an id that repeats numbers no rows
+    assert load(write(path, table(id=Y, label=Y)), scale="none").dimension == 5
+
+
+def test_files_without_a_header_and_other_marks(tmp_path):
+    path = csv(tmp_path / "a.csv", [(1, 2.5, 0), (3, 4, 1)], ";")
+    dataset = load(path, label="c2", scale="none")
+    holds(dataset, [[1, 2.5], [3, 4]], [0, 1])
+    assert announced(dataset) == "no header line, columns are called c0 to c2"
+    refused(DataError, "two columns are called 'p'", csv(tmp_path / "b.csv", [("p", "p"), (1, 2)]))
+
+
+def test_vectors_and_texts_in_columns(tmp_path):
+    lists = pa.table({"points": X.tolist(), "label": Y, "note": KINDS[Y]})
+    dataset = load(write(tmp_path / "a.parquet", lists))
+    holds(dataset, X, Y)
+    assert announced(dataset) == "column 'points' holds the vectors; 'note' left out"
+    ragged = pa.table({"points": [[1.0], [1.0, 2.0]], "label": [0, 1]})
+    refused(DataError, "lists of 1 to 2 entries", write(tmp_path / "b.parquet", ragged))
+    words = pa.table({"text": [f"number {k}" for k in range(12)], "label": Y})
+    path = write(tmp_path / "c.csv", words)
+    refused(DataError, "column 'text' holds 12 different strings in 12 rows, too many for", path)
+
+
+def test_tables_of_other_columns_name_the_ways_out(tmp_path):
+    one = write(tmp_path / "a.parquet", table(label=Y))
+    two = write(tmp_path / "b.parquet", table(label=Y).drop(["d"]).append_column("e", [X[:, 3]]))
+    with pytest.raises(DataError) as caught:
+        together(one, two)
+    for piece in (
+        "b.parquet has 4: a.parquet lacks 'e'; b.parquet lacks 'd'",
+        "keep the 3 they share with features", "encoder='pca:10' (--encoder pca:10)",
+    ):  # fmt: skip
+        assert piece in str(caught.value)
+    a, b = together(one, two, features=["a", "b", "c"])
+    assert (a.dimension, b.dimension) == (3, 3)
+    a, b = together(one, two, encoder="pca:2")
+    assert (a.dimension, b.dimension) == (2, 2)
+    assert "4 features projected on 2 principal components" in announced(a)
+    text = write(tmp_path / "c.parquet", table(label=Y).drop(["d"]).append_column("d", [KINDS[Y]]))
+    with pytest.raises(
+        DataError, match="column 'd' holds numbers in a.parquet and categories in c"
+    ):
+        together(one, text)
+
+
+def test_a_table_beside_arrays_needs_one_scale_for_both(tmp_path):
+    path = write(tmp_path / "a.parquet", table(label=Y))
+    with pytest.raises(DataError, match="a.parquet is a table, whose columns are standardised, nd"):
+        together(path, (X, Y))
+    a, b = together(path, (X, Y), scale="none")
+    assert torch.equal(a.points, b.points)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_damaged_files_name_themselves(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"")
+    refused(DataError, f"a{suffix}: the file is empty; replace it with a good copy", path)
+    path.write_bytes(b"<html><body>404</body></html>")
+    refused(DataError, f"a{suffix}: holds a web page, not data", path)
+    if suffix not in (".csv", ".tsv"):
+        write(path, table(np.tile(X, (30, 1)), label=np.tile(Y, 30)))
+        path.write_bytes(path.read_bytes()[:-300])
+        refused(DataError, f"a{suffix}: not a whole ", path)
+    refused(DatasetNotFoundError, "no such file or folder (in ", tmp_path / f"b{suffix}")
+    refused(SettingsError, "has no split 'test'; give the file of that split", path, split="test")
+
+
+def test_bad_cells_and_encodings(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("p,label\né,1\n".encode("latin-1"))
+    refused(DataError, "a.csv: ", path)
+    refused(DataError, "a.csv: holds a header and no rows", csv(path, [("p", "label")]))
+    refused(DataError, "not a whole CSV file", csv(path, [("p", "label"), (1, 2, 3)]))
+    infinite = write(tmp_path / "b.parquet", pa.table({"p": [1.0, np.inf], "label": [0, 1]}))
+    refused(DataError, "column 'p' holds infinity in row 1", infinite)
+    dates = pa.table({"p": [1.0], "label": pa.array([0], pa.date32())})
+    refused(
+        LabelError, "column 'label' is date32[day], expected", write(tmp_path / "c.parquet", dates)
+    )
+
+
+def test_two_files_of_one_name_are_told_apart(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "a.csv", table(label=Y))
+    a, b = together(tmp_path / "one" / "a.csv", tmp_path / "two" / "a.csv")
+    assert a.name.endswith("one/a.csv") and b.name.endswith("two/a.csv")
