@@ -135,13 +135,12 @@ class TorchvisionEncoder(ImageEncoder):
         if spec.argument not in known:
             raise _unknown("torchvision", spec.argument, known)
         names: Any = models.get_model_weights(spec.argument).__members__
-        # the preprocessing of a file's weights is that of the best published ones
-        chosen = "DEFAULT" if weights is None or os.fspath(weights) not in names else weights
-        self.published = names[os.fspath(chosen)]
+        asked = None if weights is None else os.fspath(weights)
+        # for weights of a file images are prepared as for the best published ones
+        self.published = names.get(asked, names["DEFAULT"])
         hint = f", and torchvision's weights for it are called {', '.join(names)}"
-        file = _file_of(spec, None if chosen is weights else weights, hint)
-        super().__init__(spec, file, device)
-        if file is None:
+        super().__init__(spec, None if asked in names else _file_of(spec, asked, hint), device)
+        if self.file is None:
             self.title += f" ({self.published.name})"
 
     def identity(self) -> str:
@@ -155,9 +154,8 @@ class TorchvisionEncoder(ImageEncoder):
         from torchvision import models
 
         weights = self.published if self.file is None else None
-        options = {"progress": False} if self.file is None else {}
         try:
-            model = models.get_model(self.name, weights=weights, **options)
+            model = models.get_model(self.name, weights=weights, progress=False)
         except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
             raise _not_loaded(self.title, error) from error
         head = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]

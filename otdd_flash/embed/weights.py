@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from otdd_flash.errors import EncoderError
 
@@ -33,19 +34,21 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     for key in ("state_dict", "model"):
         content = content.get(key, content) if isinstance(content, dict) else content
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+    pairs = content.items() if isinstance(content, dict) else [(None, None)]
+    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in pairs):
         raise EncoderError(
             f"{path}: holds no weights, expected a dict of tensors; save them with "
             "torch.save(model.state_dict(), path)"
         )
-    # as nn.DataParallel names them
-    return {str(key).removeprefix("module."): value for key, value in content.items()}
+    # as nn.DataParallel names them; the dict itself stays, since versions of modules hang on it
+    consume_prefix_in_state_dict_if_present(content, "module.")
+    return content
 
 
 def fill(
     model: nn.Module,  # without its head
-    state: dict[str, Tensor],
-    heads: Iterable[str],  # modules whose weights are not needed
+    state: dict[str, Tensor],  # loses the weights of the heads
+    heads: Iterable[str],
     title: str,
 ) -> None:
     """Load weights into a model that has lost its head.
@@ -54,10 +57,11 @@ def fill(
         EncoderError: weights of another model.
     """
     ends = tuple(f"{head}." for head in heads)
-    kept = {key: value for key, value in state.items() if not key.startswith(ends)}
+    for key in [key for key in state if key.startswith(ends)]:
+        del state[key]
     try:
-        found = model.load_state_dict(kept, strict=False)
-    except RuntimeError as error:
+        found = model.load_state_dict(state, strict=False)
+    except (RuntimeError, ValueError) as error:
         first = " ".join(str(error).split())[:300]
         raise EncoderError(f"{title}: the weights are of another model ({first})") from error
     if found.missing_keys or found.unexpected_keys:
