@@ -21,7 +21,7 @@ import otdd_flash as otdd
 from otdd_flash.cli import main
 from otdd_flash.embed.cache import cached
 from otdd_flash.embed.precision import Mixed
-from otdd_flash.errors import DataError, EncoderError, SettingsError
+from otdd_flash.errors import DataError, DeviceError, EncoderError, SettingsError
 
 TEXTS = Path(__file__).with_name("texts")
 RESNET = "torchvision:resnet18"
@@ -185,6 +185,8 @@ def test_models_that_are_not_there(resnet):
     ]:
         with pytest.raises(EncoderError, match=message):
             otdd.load(resnet[2], encoder=encoder)
+    with pytest.raises(DeviceError, match="'cuda:99' was asked for"):
+        otdd.load(resnet[2], encoder=RESNET, weights=resnet[1], device="cuda:99")
     with pytest.raises(EncoderError, match="takes images or arrays, the dataset holds texts"):
         otdd.load((["a", "b"], [0, 1]), encoder=RESNET)
 

@@ -15,6 +15,7 @@ from typing import Any
 from otdd_flash.embed.encoder import Encoder
 from otdd_flash.embed.spec import EncoderSpec
 from otdd_flash.errors import EncoderError
+from otdd_flash.timing import versions
 
 
 class OwnEncoder(Encoder):
@@ -42,9 +43,10 @@ class OwnEncoder(Encoder):
     def identity(self) -> str | None:
         """Return what decides its output, None if that is not known."""
         if self.file is not None:
-            return json.dumps([self.title, hashlib.sha256(self.file.read_bytes()).hexdigest()])
-        key = getattr(self.call, "cache_key", None)
-        return None if key is None else json.dumps([self.title, str(key)])
+            key = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        else:
+            key = getattr(self.call, "cache_key", None)
+        return None if key is None else json.dumps(["own", self.title, str(key), versions()])
 
     def start(self) -> None:
         """Import the function."""
