@@ -25,8 +25,9 @@ from otdd_flash.samples import Arrays
 # names of arrays that are understood, the best first; `x_train` and `train_x` are found too
 POINTS = ("points", "x", "data", "images", "features", "embeddings", "inputs", "samples")
 LABELS = ("labels", "y", "label", "targets", "target", "classes")
+TORCH = (b"PK", b"\x80")
 # first bytes of files; of torch's: a zip archive, or a pickle before torch 1.6
-STARTS = {".npz": b"PK", ".npy": b"\x93NUMPY", ".pt": (b"PK", b"\x80"), ".pth": (b"PK", b"\x80")}
+STARTS = {".npz": (b"PK",), ".npy": (b"\x93NUMPY",), ".pt": TORCH, ".pth": TORCH}
 METADATA = "otdd_flash"  # key of what `otdd embed` wrote into the header of a safetensors file
 
 
@@ -47,7 +48,7 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
         LabelError: labels that are not there.
     """
     start = check_file(path)
-    if not start.startswith(STARTS.get(path.suffix, b"")):
+    if not start.startswith(STARTS.get(path.suffix, (b"",))):
         raise damaged(path, path.suffix[1:], ValueError("it starts with other bytes"))
     read = {".npz": _npz, ".npy": _npy, ".safetensors": _safetensors}.get(path.suffix, _torch)
     try:
