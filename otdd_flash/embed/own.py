@@ -43,7 +43,7 @@ class OwnEncoder(Encoder):
     def identity(self) -> str | None:
         """Return what decides its output, None if that is not known."""
         if self.file is not None:
-            key = hashlib.sha256(self.file.read_bytes()).hexdigest()
+            key: Any = hashlib.sha256(self.file.read_bytes()).hexdigest()
         else:
             key = getattr(self.call, "cache_key", None)
         return None if key is None else json.dumps(["own", self.title, str(key), versions()])
