@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from otdd_flash_kernels.launch import reflection_warps
+from otdd_flash_kernels.launch import current, reflection_warps
 
 BAND = 16
 
@@ -138,18 +138,19 @@ def reduce_to_bands(
         left = matrices.new_empty(count, 2 * BAND, height)
         right = torch.empty_like(left)
         rows = triton.next_power_of_2(height)
-        reflection_kernel[(count,)](
-            matrices,
-            left,
-            right,
-            scales,
-            n,
-            first,
-            height,
-            ROWS=rows,
-            BAND=BAND,
-            num_warps=reflection_warps(rows),
-        )
+        with current(matrices.device):
+            reflection_kernel[(count,)](
+                matrices,
+                left,
+                right,
+                scales,
+                n,
+                first,
+                height,
+                ROWS=rows,
+                BAND=BAND,
+                num_warps=reflection_warps(rows),
+            )
         rest = matrices[:, first + BAND :, first + BAND :]
         vectors = left[:, :BAND]
         turned = scales @ (vectors @ rest)
@@ -172,7 +173,8 @@ def log_determinants(
     count, n = bands.shape[:2]
     out = bands.new_empty(count, len(shifts))
     if count:
-        determinant_kernel[(count, len(shifts))](
-            bands, shifts, out, n, len(shifts), BAND=BAND, num_warps=1
-        )
+        with current(bands.device):
+            determinant_kernel[(count, len(shifts))](
+                bands, shifts, out, n, len(shifts), BAND=BAND, num_warps=1
+            )
     return out

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from otdd_flash_kernels.launch import cholesky_launch
+from otdd_flash_kernels.launch import cholesky_launch, current
 
 # rows of a block
 HEIGHT = 32
@@ -93,19 +93,20 @@ def pivoted_cholesky(
         if k % LOOK == 0 and not bool((diagonal > tolerance).any()):
             break
         stop = min(first + HEIGHT, d)
-        pivot_rows_kernel[(count,)](
-            matrices,
-            rows,
-            diagonal,
-            ranks,
-            d,
-            first,
-            stop,
-            tolerance,
-            BLOCK=width,
-            STRIP=strip,
-            num_warps=warps,
-        )
+        with current(matrices.device):
+            pivot_rows_kernel[(count,)](
+                matrices,
+                rows,
+                diagonal,
+                ranks,
+                d,
+                first,
+                stop,
+                tolerance,
+                BLOCK=width,
+                STRIP=strip,
+                num_warps=warps,
+            )
         if stop < d:
             made = rows[:, first:stop]
             matrices.baddbmm_(made.mT, made, alpha=-1)

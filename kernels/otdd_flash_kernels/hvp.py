@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from otdd_flash_kernels.launch import Launch, launch_for, wanted_programs
+from otdd_flash_kernels.launch import Launch, current, launch_for, wanted_programs
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.plan import chunks_of_tiles, plan_kernel
@@ -130,21 +130,22 @@ class _Direction:
         blocks = triton.cdiv(m, launch.tile_columns)
         parts = min(blocks, triton.cdiv(wanted_programs(z.device), tiles))
         out = torch.empty((parts, n), dtype=torch.float32, device=z.device)
-        transport_kernel[(tiles * parts,)](
-            *self._inputs,
-            self.tiles,
-            (z / scale).float(),
-            out,
-            n,
-            m,
-            self._d,
-            tiles,
-            self.label_cost.shape[1],
-            triton.cdiv(blocks, parts) * launch.tile_columns,
-            self.slope,
-            maxnreg=launch.registers,
-            **self._options,
-        )
+        with current(out.device):
+            transport_kernel[(tiles * parts,)](
+                *self._inputs,
+                self.tiles,
+                (z / scale).float(),
+                out,
+                n,
+                m,
+                self._d,
+                tiles,
+                self.label_cost.shape[1],
+                triton.cdiv(blocks, parts) * launch.tile_columns,
+                self.slope,
+                maxnreg=launch.registers,
+                **self._options,
+            )
         return out.sum(0, dtype=torch.float64) * scale
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -155,19 +156,20 @@ class _Direction:
         columns = triton.cdiv(m, launch.tile_columns)
         for begin, end in chunks_of_tiles(self.bounds, height):
             first, last = self.bounds[begin][0], self.bounds[end - 1][1]
-            plan_kernel[((end - begin) * columns,)](
-                *self._inputs,
-                self.tiles[begin:end].contiguous(),
-                out,
-                first,
-                n,
-                m,
-                self._d,
-                columns,
-                self.label_cost.shape[1],
-                self.slope,
-                **self._options,
-            )
+            with current(out.device):
+                plan_kernel[((end - begin) * columns,)](
+                    *self._inputs,
+                    self.tiles[begin:end].contiguous(),
+                    out,
+                    first,
+                    n,
+                    m,
+                    self._d,
+                    columns,
+                    self.label_cost.shape[1],
+                    self.slope,
+                    **self._options,
+                )
             yield slice(first, last), out[: last - first]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.cuda import get_device_capability
@@ -67,6 +68,11 @@ NARROW_TABLE = {9: Launch(128, 128, 128, 4, 3)}
 INTERPRETER = Launch(32, 32, 32, 4, 1)
 # programs for each multiprocessor, so that the last ones end together
 PROGRAMS = 16
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one, which is where Triton launches; nothing to do on the CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def launch_for(device: torch.device, kind: Kind) -> Launch:

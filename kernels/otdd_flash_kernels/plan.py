@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from otdd_flash_kernels.launch import plan_launch_for
+from otdd_flash_kernels.launch import current, plan_launch_for
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles
@@ -145,29 +145,30 @@ class TritonPlan:
     ) -> None:
         launch, (n, m) = self._launch, self.pair.shape
         blocks = triton.cdiv(m, launch.tile_columns)
-        plan_kernel[((end - begin) * blocks,)](
-            self._operands.rows,
-            self._operands.columns,
-            bias,
-            shift,
-            label_cost,
-            self._column_labels,
-            self._tiles[begin:end].contiguous(),
-            weights,
-            first,
-            n,
-            m,
-            self._d,
-            blocks,
-            label_cost.shape[1],
-            2.0 * self.pair.scale / unit,
-            WIDE=self._wide,
-            BM=launch.tile_rows,
-            BN=launch.tile_columns,
-            BK=self._operands.depth,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
-        )
+        with current(weights.device):
+            plan_kernel[((end - begin) * blocks,)](
+                self._operands.rows,
+                self._operands.columns,
+                bias,
+                shift,
+                label_cost,
+                self._column_labels,
+                self._tiles[begin:end].contiguous(),
+                weights,
+                first,
+                n,
+                m,
+                self._d,
+                blocks,
+                label_cost.shape[1],
+                2.0 * self.pair.scale / unit,
+                WIDE=self._wide,
+                BM=launch.tile_rows,
+                BN=launch.tile_columns,
+                BK=self._operands.depth,
+                num_warps=launch.warps,
+                num_stages=launch.stages,
+            )
 
 
 def chunks_of_tiles(

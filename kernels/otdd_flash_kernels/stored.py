@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from otdd_flash_kernels.launch import current
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import Cloud
 from otdd_flash_kernels.tiles import HARD, LN2, MEAN, SOFT, reduce_scores
@@ -111,22 +112,23 @@ class StoredCost:
         total = torch.empty_like(top) if mode != HARD else top
         moment = torch.empty_like(top) if mode == MEAN else top
         height, width = ALONG if cost.stride(1) == 1 else ACROSS
-        stored_softmin_kernel[(triton.cdiv(n, height),)](
-            cost,
-            (h / (eps * LN2)).float(),
-            top,
-            total,
-            moment,
-            n,
-            m,
-            cost.stride(0),
-            cost.stride(1),
-            1.0 / (eps * LN2),
-            MODE=mode,
-            BM=height,
-            BN=width,
-            num_warps=4,
-        )
+        with current(self.device):
+            stored_softmin_kernel[(triton.cdiv(n, height),)](
+                cost,
+                (h / (eps * LN2)).float(),
+                top,
+                total,
+                moment,
+                n,
+                m,
+                cost.stride(0),
+                cost.stride(1),
+                1.0 / (eps * LN2),
+                MODE=mode,
+                BM=height,
+                BN=width,
+                num_warps=4,
+            )
         return top.double(), total.double(), moment.double()
 
     def _softmin(self, cost: Tensor, h: Tensor, eps: float) -> Tensor:

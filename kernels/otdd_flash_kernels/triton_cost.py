@@ -15,6 +15,7 @@ from torch import Tensor
 from otdd_flash_kernels.launch import (
     Kind,
     Launch,
+    current,
     launch_for,
     narrow_launch_for,
     wanted_programs,
@@ -127,25 +128,28 @@ class TritonCost:
         }
         grid = (len(self._tiles) * (len(seams) - 1),)
         if self.kind in ("one", "wide"):
-            softmin_kernel[grid](
-                *points,
-                (bias + float(slope) * self._column_tail).float().contiguous(),
-                (float(slope) * self._row_tail).float().contiguous(),
-                *shared,
-                *sizes,
-                float(slope),
-                MODE=mode,
-                WIDE=self._wide,
-                **options,
-            )
+            with current(self.device):
+                softmin_kernel[grid](
+                    *points,
+                    (bias + float(slope) * self._column_tail).float().contiguous(),
+                    (float(slope) * self._row_tail).float().contiguous(),
+                    *shared,
+                    *sizes,
+                    float(slope),
+                    MODE=mode,
+                    WIDE=self._wide,
+                    **options,
+                )
         else:
             level = 2 * (self._slices - 1)
             arguments = (*points, bias.float(), *shared, *sizes, float(slope) * 256.0**level)
             if self.kind == "narrow":
-                softmin_narrow_kernel[grid](*arguments, MODE=mode, **options)
+                with current(self.device):
+                    softmin_narrow_kernel[grid](*arguments, MODE=mode, **options)
             else:
                 options["SLICES"] = self._slices
-                softmin_slices_kernel[grid](*arguments, MODE=mode, **options)
+                with current(self.device):
+                    softmin_slices_kernel[grid](*arguments, MODE=mode, **options)
         return top, total, moment, unit
 
     def _softmin(self, h: Tensor, eps: float, segments: tuple[Tensor, Tensor]) -> Tensor:
