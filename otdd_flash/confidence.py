@@ -1,4 +1,4 @@
-r"""How much a distance owes to the samples that happened to be drawn: bootstrap and noise floor.
+r"""How much a distance owes to the samples that happened to be drawn: resamples of their weights.
 
 A resample draws n samples of n with replacement on either side: weights become multinomial counts.
 Its divergence is read from potentials warm-started at those of the whole: one update of each, on
@@ -20,29 +20,22 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import label_cost
 from otdd_flash.checks import shown
 from otdd_flash.cost import Margin, Side
 from otdd_flash.divergence import (
     Divergence,
     LabelledClouds,
     Term,
-    divergence_steps,
-    warn_unconverged,
 )
 from otdd_flash.errors import SettingsError
-from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator, resolve_device
-from otdd_flash.prepared import clouds_of, prepare_steps
+from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator
 from otdd_flash.types import (
     Interval,
-    LabelledDataset,
-    NoiseFloor,
     OTDDSettings,
     Progress,
     is_integer,
@@ -51,8 +44,6 @@ from otdd_flash_kernels.pair import CostPair
 
 LEVEL = 0.95
 FEWEST = 10  # resamples whose spread says anything
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -253,74 +244,18 @@ def bootstrap_steps(
     works += [self_values(problem, draws[k], eps, total, budget) for k, problem in enumerate(own)]
     found = []
     for part, work in enumerate(works):
-        value = yield from _counted(work, part * total, len(works) * total)
+        value = yield from counted(work, part * total, len(works) * total)
         found.append(value)
     return interval(divergence.value, found[0] - sum(found[1:]) / 2, confidence.seed)
 
 
-def _counted(
+def counted(
     work: Generator[int, None, np.ndarray], before: int, total: int
 ) -> Generator[Progress, None, np.ndarray]:
+    """Turn the count of resamples that are done into progress."""
     while True:
         try:
             done = next(work)
         except StopIteration as end:
             return end.value
         yield Progress("bootstrap", before + done, total)
-
-
-def halves(dataset: LabelledDataset, seed: int) -> tuple[LabelledDataset, LabelledDataset]:
-    """Return two disjoint halves with the same share of each class, drawn by a seed.
-
-    Raises:
-        SettingsError: a dataset of one sample.
-    """
-    used = (dataset.weights > 0).nonzero()[:, 0].cpu()
-    if len(used) < 2:
-        raise SettingsError(
-            f"{dataset.name} has one sample: there are no two halves for a noise floor"
-        )
-    shuffled = used[torch.from_numpy(np.random.default_rng(seed).permutation(len(used)))]
-    labels = dataset.labels.cpu()[shuffled]
-    # sorted by class, every other sample goes to one half
-    dealt = shuffled[torch.argsort(labels, stable=True)]
-    parts = (dealt[k::2].sort().values.to(dataset.points.device) for k in (0, 1))
-    first, second = (dataset.subset(rows, half=k + 1) for k, rows in enumerate(parts))
-    return first, second
-
-
-def floor_steps(
-    dataset: LabelledDataset,
-    epsilon: float,  # in units of the cost, that of the distances to compare with
-    settings: OTDDSettings,
-    seed: int,
-) -> Generator[Progress, None, NoiseFloor]:
-    """Return the squared distance between two halves of a dataset, class laws of their own."""
-    parts = halves(dataset, seed)
-    device = resolve_device(settings.device)
-    x, y = yield from relabelled(
-        prepare_steps(parts, settings, device), "noise floor", dataset.name
-    )
-    clouds = clouds_of(x, y, label_cost(x.laws, y.laws), settings)
-    fixed = replace(settings, epsilon=epsilon)
-    solve = divergence_steps(clouds, fixed, certify=False)
-    found = yield from relabelled(solve, "noise floor", dataset.name)
-    warn_unconverged(found, fixed)
-    bounds = (found.bounds.lower, found.bounds.upper)
-    return NoiseFloor(found.value, bounds, min(map(len, parts)), seed)
-
-
-def relabelled(
-    walk: Generator[Progress, None, Value],
-    stage: str,
-    name: str,
-    done: int = 0,  # of the larger stage
-    total: int | None = None,
-) -> Generator[Progress, None, Value]:
-    """Report the progress of a walk as one moment of a larger stage."""
-    while True:
-        try:
-            state = next(walk)
-        except StopIteration as end:
-            return end.value
-        yield Progress(stage, done, total, f"{name}: {state.stage} {state.note}".strip())

@@ -33,6 +33,10 @@ class Side(Margin):
 
     points: Tensor  # (n, d)
 
+    def on(self, device: torch.device) -> Side:
+        """Return the same samples on another device."""
+        return Side(*(t.to(device) for t in (self.labels, self.weights, self.order, self.points)))
+
 
 def make_side(
     points: Tensor,  # (n, d)

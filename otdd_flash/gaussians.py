@@ -60,6 +60,16 @@ class ClassLaws:
             return torch.diag_embed(self.variances)
         raise SettingsError(f"laws of the kind {self.kind!r} have no covariances")
 
+    def on(self, device: torch.device) -> ClassLaws:
+        """Laws on another device."""
+        return replace(
+            self,
+            masses=self.masses.to(device),
+            means=self.means.to(device),
+            variances=None if self.variances is None else self.variances.to(device),
+            factors=None if self.factors is None else tuple(f.to(device) for f in self.factors),
+        )
+
     def scaled(
         self,
         scale: float,  # the same for all features

@@ -13,10 +13,12 @@ from torch import Tensor
 from otdd_flash.confidence import Confidence
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import MatrixResult, PairValue
+from otdd_flash.ops import resolve_devices
 from otdd_flash.pairfolder import PairFolder, description
-from otdd_flash.pairs import Pair, pair_steps, unique_names
+from otdd_flash.pairs import pair_steps, unique_names
+from otdd_flash.shared import Pair
 from otdd_flash.sinkhorn import finish
-from otdd_flash.timing import device_name, versions
+from otdd_flash.timing import device_names, versions
 from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
 
 
@@ -25,6 +27,7 @@ def matrix(
     settings: OTDDSettings | None = None,
     *,
     confidence: Confidence | None = None,
+    devices: Sequence[str] | str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> MatrixResult:
@@ -35,6 +38,7 @@ def matrix(
         settings: as for :func:`distance`; a relative epsilon is a share of the mean cost averaged
             over all pairs, so that one eps serves them all. None: the defaults.
         confidence: resamples for an interval of each entry, and noise floors.
+        devices: that share the pairs: "all" GPUs, or names; None: the settings' device alone.
         out: folder in which finished pairs are kept as the run goes.
         resume: go on with the run in ``out``; pairs that are finished are read.
 
@@ -46,7 +50,11 @@ def matrix(
 
     Memory: all datasets on the device, and what one distance takes.
     """
-    return finish(matrix_steps(datasets, settings, confidence=confidence, out=out, resume=resume))
+    return finish(
+        matrix_steps(
+            datasets, settings, confidence=confidence, devices=devices, out=out, resume=resume
+        )
+    )
 
 
 def matrix_steps(
@@ -54,6 +62,7 @@ def matrix_steps(
     settings: OTDDSettings | None = None,
     *,
     confidence: Confidence | None = None,
+    devices: Sequence[str] | str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> Generator[Progress, None, MatrixResult]:
@@ -64,6 +73,7 @@ def matrix_steps(
         raise SettingsError(f"{count} dataset(s) arrived; a matrix needs two or more")
     if resume and out is None:
         raise SettingsError("resume without out: there is no folder to go on with")
+    machines = resolve_devices(devices, settings.device)
     names = unique_names(datasets)
     store = None
     if out is not None:
@@ -72,7 +82,7 @@ def matrix_steps(
     pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
     floors = range(count) if confidence.noise_floor else ()
     found = yield from pair_steps(
-        datasets, names, pairs, settings, confidence, store=store, floors=floors
+        datasets, names, pairs, settings, confidence, devices=machines, store=store, floors=floors
     )
     values = found.values
 
@@ -101,7 +111,7 @@ def matrix_steps(
         resamples=confidence.bootstrap,
         settings=settings,
         seconds=found.seconds,
-        device=device_name(found.device),
+        device=device_names(machines),
         versions=versions("scipy", "scikit-learn"),
         notes=found.notes,
     )

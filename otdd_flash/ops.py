@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -206,6 +207,36 @@ def resolve_device(device: str) -> torch.device:
             "use cpu, or auto"
         )
     return torch.device("cuda", index)
+
+
+def resolve_devices(
+    devices: Sequence[str] | str | None,  # "all" for all GPUs, names, None for `device` alone
+    device: str,  # as `resolve_device` takes it
+) -> list[torch.device]:
+    """Return the devices that share a work of many pieces.
+
+    Raises:
+        DeviceError: an unknown name, a GPU that is not there, devices of two kinds.
+    """
+    if devices is None:
+        return [resolve_device(device)]
+    if device != "auto":
+        raise DeviceError(f"device {device!r} and devices {devices!r} were given; give one of them")
+    if devices == "all":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise DeviceError("devices 'all' are all GPUs, and no CUDA device is visible")
+        return [torch.device("cuda", index) for index in range(count)]
+    if isinstance(devices, str) or not devices:
+        raise DeviceError(
+            f"devices is {devices!r}; expected 'all' or names such as ('cuda:0', 'cuda:1')"
+        )
+    chosen = [resolve_device(name) for name in devices]
+    if len({one.type for one in chosen}) > 1:
+        raise DeviceError(
+            f"devices {', '.join(devices)} are of two kinds, which round differently; give GPUs"
+        )
+    return chosen
 
 
 def device_of(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from otdd_flash.bures import accuracy_notes, label_cost
 from otdd_flash.certificate import quantization_bound
-from otdd_flash.confidence import Confidence, bootstrap_steps, floor_steps
+from otdd_flash.confidence import Confidence, bootstrap_steps
 from otdd_flash.cost import check_dimensions
 from otdd_flash.differentiable import attached_loss, check_differentiable
 from otdd_flash.divergence import (
@@ -33,6 +33,7 @@ from otdd_flash.divergence import (
     warn_unconverged,
 )
 from otdd_flash.errors import SettingsError
+from otdd_flash.noise import floor_steps
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, prepare_steps, units

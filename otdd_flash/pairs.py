@@ -10,49 +10,21 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from otdd_flash.bures import LabelCost, gaussian_w2
-from otdd_flash.confidence import (
-    Confidence,
-    Draws,
-    SelfProblem,
-    cross_values,
-    floor_steps,
-    interval,
-    relabelled,
-    self_problem,
-    self_values,
-)
+from otdd_flash.confidence import Confidence
 from otdd_flash.cost import check_dimensions
-from otdd_flash.divergence import (
-    Divergence,
-    LabelledClouds,
-    Term,
-    absolute_epsilon,
-    divergence_steps,
-    self_term_steps,
-)
+from otdd_flash.crew import Piece, crew_steps
+from otdd_flash.divergence import absolute_epsilon
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.findings import PairValue
-from otdd_flash.ops import resolve_device
-from otdd_flash.prepared import Prepared, clouds_of, mean_cost, prepare_steps
-from otdd_flash.types import (
-    Interval,
-    LabelledDataset,
-    NoiseFloor,
-    OTDDSettings,
-    Progress,
-    Transport,
-    parse_epsilon,
-)
-
-Pair = tuple[int, int]
+from otdd_flash.noise import floor_steps
+from otdd_flash.prepared import Prepared, mean_cost, prepare_steps
+from otdd_flash.shared import Pair, Shared
+from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress, parse_epsilon
 
 
 class PairStore(Protocol):
@@ -80,7 +52,6 @@ class PairValues:
     prepared: list[Prepared]
     noise_floor: tuple[NoiseFloor, ...]
     seconds: dict[str, float]
-    device: torch.device
     notes: tuple[str, ...]
 
 
@@ -97,78 +68,20 @@ def unique_names(datasets: Sequence[LabelledDataset]) -> tuple[str, ...]:
     return tuple(out)
 
 
-@dataclass(eq=False)
-class _Shared:
-    """What pairs share of their datasets, made when first asked for."""
-
-    prepared: list[Prepared]
-    settings: OTDDSettings
-    confidence: Confidence
-    epsilon: float = 0.0
-    costs: dict[Pair, Tensor] = field(default_factory=dict)  # squared units of the points
-    terms: dict[int, Term] = field(default_factory=dict)
-    resampled: dict[int, np.ndarray] = field(default_factory=dict)  # self terms, (B,)
-
-    def label_cost(self, i: int, j: int) -> Tensor:  # (Vi, Vj)
-        if (i, j) not in self.costs:
-            self.costs[i, j] = gaussian_w2(self.prepared[i].laws, self.prepared[j].laws)
-        return self.costs[i, j]
-
-    def clouds(self, i: int, j: int) -> LabelledClouds:
-        blocks = LabelCost(*(self.label_cost(*pair) for pair in ((i, j), (i, i), (j, j))))
-        return clouds_of(self.prepared[i], self.prepared[j], blocks, self.settings)
-
-    def self_term(self, i: int) -> Generator[Progress, None, Term]:
-        """Return the self term of a dataset; its cost is freed."""
-        if i not in self.terms:
-            clouds = self.clouds(i, i)
-            parts = (clouds.x, clouds.x, clouds.label_cost_x)
-            problem = clouds.fine_problem(parts, self.settings, self.epsilon)
-            self.terms[i] = yield from self_term_steps(
-                problem, "self term", self.epsilon, self.settings
-            )
-        return self.terms[i]
-
-    def draws(self, i: int) -> Draws:
-        return Draws(self.prepared[i].side, self.confidence.seed, i)
-
-    def self_problem(self, i: int) -> SelfProblem:
-        clouds = self.clouds(i, i)
-        return self_problem(
-            clouds.x, clouds.label_cost_x, clouds.factor, self.terms[i], self.settings
-        )
-
-    def resampled_self(self, i: int) -> Generator[Progress, None, np.ndarray]:
-        if i not in self.resampled:
-            total, budget = self.confidence.bootstrap, self.settings.memory_budget
-            walk = self_values(self.self_problem(i), self.draws(i), self.epsilon, total, budget)
-            self.resampled[i] = yield from _counted(walk, total)
-        return self.resampled[i]
-
-
-def _counted(
-    walk: Generator[int, None, np.ndarray], total: int
-) -> Generator[Progress, None, np.ndarray]:
-    while True:
-        try:
-            done = next(walk)
-        except StopIteration as end:
-            return end.value
-        yield Progress("bootstrap", done, total)
-
-
 def pair_steps(
     datasets: Sequence[LabelledDataset],
     names: Sequence[str],  # of the datasets, all different
     pairs: Sequence[Pair],
     settings: OTDDSettings,
     confidence: Confidence,
+    *,
+    devices: Sequence[torch.device],  # that share the work
     store: PairStore | None = None,
     floors: Sequence[int] = (),  # datasets whose noise floor is wanted
 ) -> Generator[Progress, None, PairValues]:
     """Compute the distances of pairs of datasets, or read those that a store has.
 
-    Memory: all datasets on the device, and what one distance takes.
+    Memory: all datasets on each device, and what one distance takes.
 
     Raises:
         DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
@@ -176,13 +89,12 @@ def pair_steps(
     Warns:
         ConvergenceWarning: once, naming the pairs whose marginal error is above ``tol``.
     """
-    clock = _Laps()
+    clock = Laps()
     for dataset in datasets[1:]:
         check_dimensions(datasets[0], dataset)
-    device = resolve_device(settings.device)
-    prepared = yield from prepare_steps(datasets, settings, device)
+    prepared = yield from prepare_steps(datasets, settings, devices[0])
     clock.lap("prepare")
-    shared = _Shared(prepared, settings, confidence)
+    shared = Shared(prepared, settings, confidence)
     known = None if store is None else store.epsilon()
     if known is None:
         known = yield from _common_epsilon(shared, pairs)
@@ -191,29 +103,53 @@ def pair_steps(
     shared.epsilon = known
     shared.settings = replace(settings, epsilon=known)
     clock.lap("label costs")
-    values: dict[Pair, PairValue] = {}
-    for done, (i, j) in enumerate(pairs):
-        label = f"{names[i]} - {names[j]}"
-        yield Progress("pairs", done, len(pairs), label)
-        found = None if store is None else store.read((i, j))
-        if found is None:
-            found = yield from relabelled(_pair(shared, i, j), "pairs", label, done, len(pairs))
-            if store is not None:
-                store.keep((i, j), found)
-        values[i, j] = found
-    yield Progress("pairs", len(pairs), len(pairs), "")
-    clock.lap("pairs")
+    values = yield from _values(shared, names, pairs, devices, store, clock)
     noise: tuple[NoiseFloor, ...] = ()
+    on_first = replace(settings, device=str(devices[0]))
     for k in floors:
-        noise += ((yield from floor_steps(datasets[k], known, settings, confidence.seed)),)
+        noise += ((yield from floor_steps(datasets[k], known, on_first, confidence.seed)),)
     if floors:
         clock.lap("noise floor")
     notes = tuple(note for p in prepared for note in p.notes)
     _warn_unconverged(values, names, settings)
-    return PairValues(values, known, prepared, noise, clock.total(), device, notes)
+    return PairValues(values, known, prepared, noise, clock.total(), notes)
 
 
-def _common_epsilon(shared: _Shared, pairs: Sequence[Pair]) -> Generator[Progress, None, float]:
+def _values(
+    shared: Shared,
+    names: Sequence[str],
+    pairs: Sequence[Pair],
+    devices: Sequence[torch.device],
+    store: PairStore | None,
+    clock: Laps,
+) -> Generator[Progress, None, dict[Pair, PairValue]]:
+    """Return what a store has, and compute the rest: self terms first, then pairs."""
+    read = {} if store is None else {pair: store.read(pair) for pair in pairs}
+    values = {pair: value for pair, value in read.items() if value is not None}
+    missing = [pair for pair in pairs if pair not in values]
+    parts = [shared, *(shared.on(device) for device in devices[1:])]
+
+    def alone(k: int) -> Piece:
+        return names[k], lambda place: parts[place].self_steps(k)
+
+    def between(pair: Pair) -> Piece:
+        def work(place: int) -> Generator[Progress, None, None]:
+            values[pair] = yield from parts[place].pair_steps(*pair)
+            if store is not None:
+                store.keep(pair, values[pair])
+
+        return f"{names[pair[0]]} - {names[pair[1]]}", work
+
+    if shared.settings.debias:
+        needed = sorted({k for pair in missing for k in pair})
+        yield from crew_steps("self terms", [alone(k) for k in needed], devices)
+        clock.lap("self terms")
+    yield from crew_steps("pairs", [between(pair) for pair in missing], devices)
+    clock.lap("pairs")
+    return {pair: values[pair] for pair in pairs}
+
+
+def _common_epsilon(shared: Shared, pairs: Sequence[Pair]) -> Generator[Progress, None, float]:
     """Return eps in units of the cost; a relative one is of the mean cost of all pairs."""
     settings = shared.settings
     value, relative = parse_epsilon(settings.epsilon)
@@ -226,43 +162,6 @@ def _common_epsilon(shared: _Shared, pairs: Sequence[Pair]) -> Generator[Progres
         means.append(mean_cost(x, y, shared.label_cost(i, j), settings))
     yield Progress("label costs", len(pairs), len(pairs))
     return absolute_epsilon(settings.epsilon, sum(means) / len(means))
-
-
-def _pair(shared: _Shared, i: int, j: int) -> Generator[Progress, None, PairValue]:
-    clouds = shared.clouds(i, j)
-    selves: tuple[Term, Term] | None = None
-    if shared.settings.debias:
-        first = yield from shared.self_term(i)
-        selves = (first, (yield from shared.self_term(j)))
-    found = yield from divergence_steps(clouds, shared.settings, selves=selves)
-    assert found.transport is not None
-    between = None
-    if shared.confidence.bootstrap:
-        between = yield from _bootstrap(shared, found, i, j)
-    solution = found.cross.solution
-    return PairValue(
-        squared=found.value,
-        squared_bounds=(found.bounds.lower, found.bounds.upper),
-        transport=Transport(found.transport.lower, solution.value, found.transport.upper),
-        mean_cost=found.mean_cost,
-        marginal_error=found.error,
-        converged=found.converged,
-        passes=solution.passes,
-        interval=between,
-    )
-
-
-def _bootstrap(
-    shared: _Shared, found: Divergence, i: int, j: int
-) -> Generator[Progress, None, Interval]:
-    """Return the interval of a pair; the self terms of a resample are those of all its pairs."""
-    total, budget = shared.confidence.bootstrap, shared.settings.memory_budget
-    walk = cross_values(found, (shared.draws(i), shared.draws(j)), total, budget)
-    values = yield from _counted(walk, total)
-    if shared.settings.debias:
-        for k in (i, j):
-            values = values - (yield from shared.resampled_self(k)) / 2
-    return interval(found.value, values, shared.confidence.seed)
 
 
 def _warn_unconverged(
@@ -283,7 +182,7 @@ def _warn_unconverged(
         )
 
 
-class _Laps:
+class Laps:
     """Seconds by stage."""
 
     def __init__(self) -> None:
@@ -291,9 +190,11 @@ class _Laps:
         self._begin = self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
+        """Count the time since the last lap to a stage."""
         now = time.perf_counter()
         self._seconds[stage] = now - self._last
         self._last = now
 
     def total(self) -> dict[str, float]:
+        """Return the seconds of the stages, and of all."""
         return {**self._seconds, "total": time.perf_counter() - self._begin}

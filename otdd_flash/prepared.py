@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -29,6 +29,10 @@ class Prepared:
     side: Side
     laws: ClassLaws
     factor: float  # of lengths, that normalisation leaves to the cost
+
+    def on(self, device: torch.device) -> Prepared:
+        """Return the same on another device; nothing is computed again."""
+        return replace(self, side=self.side.on(device), laws=self.laws.on(device))
 
     @property
     def summary(self) -> DatasetSummary:

@@ -11,9 +11,10 @@ from otdd_flash.checks import shown
 from otdd_flash.confidence import Confidence
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import RankedSource, Ranking
+from otdd_flash.ops import resolve_devices
 from otdd_flash.pairs import pair_steps, unique_names
 from otdd_flash.sinkhorn import finish
-from otdd_flash.timing import device_name, versions
+from otdd_flash.timing import device_names, versions
 from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
 
 FEWEST = 3  # sources from which a correlation is given
@@ -26,6 +27,7 @@ def rank(
     *,
     scores: Mapping[str, float] | None = None,
     confidence: Confidence | None = None,
+    devices: Sequence[str] | str | None = None,
 ) -> Ranking:
     """Return the sources ordered by their distance to the target, nearest first.
 
@@ -37,6 +39,7 @@ def rank(
         scores: what was measured after transfer, by the name of the source; for three sources and
             more the correlations with the distance are given.
         confidence: resamples for an interval of each distance, and the noise floor of the target.
+        devices: that share the sources: "all" GPUs, or names; None: the settings' device alone.
 
     Raises:
         DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
@@ -46,7 +49,9 @@ def rank(
 
     Memory: all datasets on the device, and what one distance takes.
     """
-    return finish(rank_steps(target, sources, settings, scores=scores, confidence=confidence))
+    return finish(
+        rank_steps(target, sources, settings, scores=scores, confidence=confidence, devices=devices)
+    )
 
 
 def rank_steps(
@@ -56,11 +61,13 @@ def rank_steps(
     *,
     scores: Mapping[str, float] | None = None,
     confidence: Confidence | None = None,
+    devices: Sequence[str] | str | None = None,
 ) -> Generator[Progress, None, Ranking]:
     """Compute as :func:`rank` does, yielding progress to whoever shows it."""
     settings, confidence = settings or OTDDSettings(), confidence or Confidence()
     if not sources:
         raise SettingsError("no sources arrived; rank needs one or more")
+    machines = resolve_devices(devices, settings.device)
     names = unique_names(sources)
     known = {} if scores is None else check_scores(scores, names)
     last = len(sources)
@@ -70,6 +77,7 @@ def rank_steps(
         [(k, last) for k in range(last)],
         settings,
         confidence,
+        devices=machines,
         floors=[last] if confidence.noise_floor else [],
     )
     ranked = sorted(
@@ -90,7 +98,7 @@ def rank_steps(
         noise_floor=found.noise_floor,
         settings=settings,
         seconds=found.seconds,
-        device=device_name(found.device),
+        device=device_names(machines),
         versions=versions("scipy"),
         notes=found.notes,
     )

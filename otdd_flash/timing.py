@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -107,6 +107,11 @@ def versions(*packages: str) -> dict[str, str]:
 def device_name(device: torch.device) -> str:
     """Return what results say of a device."""
     return "cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+
+
+def device_names(devices: Sequence[torch.device]) -> str:
+    """Return what results say of devices that shared the work."""
+    return ", ".join(map(device_name, devices))
 
 
 def machine(device: torch.device, *packages: str) -> dict[str, Any]:

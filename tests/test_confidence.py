@@ -12,8 +12,9 @@ from problems import dataset
 
 import otdd_flash as otdd
 from otdd_flash import Confidence, LabelledDataset, OTDDSettings
-from otdd_flash.confidence import Draws, halves
+from otdd_flash.confidence import Draws
 from otdd_flash.cost import Margin
+from otdd_flash.noise import halves
 from otdd_flash.results import load_result, save, summary, to_json
 
 SETTINGS = OTDDSettings(epsilon="5%", device="cpu")

@@ -122,16 +122,16 @@ def test_files_keep_all_of_it(sets, tmp_path):
 
 def counted(monkeypatch):
     """Count the pairs that are computed."""
-    from otdd_flash import pairs
+    from otdd_flash import shared
 
     seen = []
-    real = pairs.divergence_steps
+    real = shared.divergence_steps
 
     def steps(clouds, settings, **keywords):
         seen.append(1)
         return real(clouds, settings, **keywords)
 
-    monkeypatch.setattr(pairs, "divergence_steps", steps)
+    monkeypatch.setattr(shared, "divergence_steps", steps)
     return seen
 
 

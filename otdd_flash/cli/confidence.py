@@ -12,6 +12,7 @@ import click
 
 from otdd_flash.cli.loading import say
 from otdd_flash.cli.options import Command
+from otdd_flash.cli.params import Devices
 
 if TYPE_CHECKING:
     from otdd_flash.confidence import Confidence
@@ -31,6 +32,14 @@ def confidence_options(command: Command) -> Command:
         metavar="B",
         help="Add an interval from B resamples of the samples, drawn by the seed, such as 50.",
     )(command)
+
+
+devices_option = click.option(
+    "--devices",
+    type=Devices(),
+    metavar="all|cuda:0,cuda:1",
+    help="GPUs that share the work, instead of --device.",
+)
 
 
 def confidence_of(options: dict[str, Any]) -> Confidence:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from otdd_flash.cli.confidence import confidence_of, confidence_options, finding_options, show
+from otdd_flash.cli.confidence import (
+    confidence_of,
+    confidence_options,
+    devices_option,
+    finding_options,
+    show,
+)
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_all, say, silent
 from otdd_flash.cli.options import (
@@ -51,6 +57,7 @@ matrix.npz, heatmap.png, map.png (MDS) and tree.png (average linkage).
 @distance_options
 @confidence_options
 @machine_options
+@devices_option
 @report_option
 @finding_options
 @debug_option
@@ -63,7 +70,7 @@ def matrix(**options: Any) -> None:
         raise click.UsageError("--resume goes on with the run in a folder: give --out DIR")
     check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
-    check_device(settings.device)
+    check_device(settings.device, options["devices"])
     bars = Bars(wanted(options["quiet"]))
     datasets = load_all(names, options, bars, silent if options["quiet"] else say)
 
@@ -72,7 +79,12 @@ def matrix(**options: Any) -> None:
     from otdd_flash.tables import matrix_text
 
     steps = matrix_steps(
-        datasets, settings, confidence=confidence, out=out, resume=options["resume"]
+        datasets,
+        settings,
+        confidence=confidence,
+        devices=options["devices"],
+        out=out,
+        resume=options["resume"],
     )
     found, warned = drive(steps, bars)
     try:

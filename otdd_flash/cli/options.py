@@ -307,8 +307,8 @@ def settings_of(options: dict[str, Any]) -> OTDDSettings:
     return OTDDSettings(**kept, debias=not options["no_debias"])
 
 
-def check_device(device: str) -> None:
-    """Raise DeviceError now if the device is not there."""
-    from otdd_flash.ops import resolve_device
+def check_device(device: str, devices: str | tuple[str, ...] | None = None) -> None:
+    """Raise DeviceError now if the device, or one of those that share the work, is not there."""
+    from otdd_flash.ops import resolve_devices
 
-    resolve_device(device)
+    resolve_devices(devices, device)

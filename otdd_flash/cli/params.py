@@ -42,6 +42,21 @@ class Device(click.ParamType):
         return text
 
 
+class Devices(click.ParamType):
+    """``all``, or names that commas separate: ``cuda:0,cuda:1``."""
+
+    name = "devices"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | tuple[str, ...]:
+        """Return what ``matrix`` takes."""
+        if isinstance(value, str) and value.strip().lower() == "all":
+            return "all"
+        names = value.split(",") if isinstance(value, str) else value
+        return tuple(Device().convert(name, param, ctx) for name in names)
+
+
 class Box(click.ParamType):
     """``auto``, ``none`` or two numbers ``0,255``."""
 

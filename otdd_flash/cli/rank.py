@@ -10,6 +10,7 @@ import click
 from otdd_flash.cli.confidence import (
     confidence_of,
     confidence_options,
+    devices_option,
     file_option,
     finding_options,
     show,
@@ -53,6 +54,7 @@ the mean cost averaged over them.
 @distance_options
 @confidence_options
 @machine_options
+@devices_option
 @file_option("--output", "FILE.npz", "Write the whole result")
 @file_option("--plot", "FILE.png", "Write a picture (png, pdf or svg)")
 @finding_options
@@ -65,7 +67,7 @@ def rank(**options: Any) -> None:
         raise click.UsageError("no sources: give --sources DATASET...")
     check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
-    check_device(settings.device)
+    check_device(settings.device, options["devices"])
 
     from otdd_flash.tables import ranking_text, read_scores
 
@@ -78,7 +80,14 @@ def rank(**options: Any) -> None:
     from otdd_flash.rankings import rank_steps
     from otdd_flash.results import save
 
-    steps = rank_steps(target, sources, settings, scores=scores, confidence=confidence)
+    steps = rank_steps(
+        target,
+        sources,
+        settings,
+        scores=scores,
+        confidence=confidence,
+        devices=options["devices"],
+    )
     found, warned = drive(steps, bars)
     try:
         if options["output"] is not None:
