@@ -28,7 +28,8 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     link stays: the file that it points to is replaced.
 
     Raises:
-        OSError: the directory cannot be written, the disk is full, a device is at ``path``.
+        OSError: the directory cannot be written, the disk is full, a device is at ``path``; it
+            names the path.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -42,6 +43,11 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        # a write to a full disk does not say which file it was
+        if error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -267,7 +267,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(done, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left on device: .*checkpoint.safetensors"):
         record.add(walk, next(walk))
     monkeypatch.undo()
     assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == before
@@ -319,6 +319,26 @@ def test_a_damaged_checkpoint_is_refused(done, tmp_path):
         run(*SHORT, "--out", tmp_path / "run", "--resume", "--quiet"),
         "not a whole checkpoint of a flow",
     )
+
+
+@pytest.mark.parametrize("left", [0, 200, 60_000])
+def test_a_damaged_kept_step_is_refused_before_any_step(done, tmp_path, left):
+    folder, _ = done
+    shutil.copytree(folder, tmp_path / "run")
+    path = tmp_path / "run" / "trajectory-000004.safetensors"
+    path.write_bytes(path.read_bytes()[:left])
+    longer = (*MINI, "--steps", "8", "--every", "4", "--out", tmp_path / "run", "--resume")
+    refused(run(*longer, "--quiet"), f"{path}: not a whole step of a flow", "delete it to go on")
+    assert len(curve(tmp_path / "run")) == 1 + 7
+    path.unlink()
+    assert run(*longer, "--quiet").exit_code == 0
+    assert [kept.step for kept in Record(tmp_path / "run", 4).kept()] == [0, 6, 8]
+
+
+def test_a_flow_that_climbs_says_so(tmp_path):
+    result = run(*MINI, "--steps", "1", "--step-size", "5", "--out", tmp_path / "run", "--quiet")
+    assert result.exit_code == 0 and "S rose from" in result.stdout
+    assert "Warning: S rose from" in result.stderr and "lower --step-size (5)" in result.stderr
 
 
 def test_overwriting_takes_away_the_run_and_nothing_else(done, tmp_path):

@@ -95,6 +95,11 @@ def flow(**options: Any) -> None:
             f"Warning: {summary['unconverged_steps']:,} of {len(record.curve):,} steps stopped "
             "before the tolerance of the marginals: raise --max-passes, --epsilon or --tol"
         )
+    if summary["value"][1] > summary["value"][0]:
+        say(
+            f"Warning: S rose from {summary['value'][0]:.6g} to {summary['value'][1]:.6g}: lower "
+            f"--step-size ({settings.step_size:g})"
+        )
     for text in warned:
         say(f"Warning: the final distance is not converged: {text}")
 
@@ -150,10 +155,11 @@ def table(summary: dict[str, Any]) -> str:
     first, last = summary["value"]
     low, high = summary["final"]["squared_bounds"]
     n, m = summary["samples"]
+    verb = "rose" if last > first else "fell"
     rows = [
         ("flow", f"{summary['source']} ({n:,}) to {summary['target']} ({m:,})"),
         ("mode", f"{summary['mode']}, {summary['steps']:,} steps, {summary['seconds']:.1f} s"),
-        ("squared", f"S fell from {first:.6g} to {last:.6g} ({summary['fall']:.1%})"),
+        ("squared", f"S {verb} from {first:.6g} to {last:.6g} ({abs(summary['fall']):.1%})"),
         (
             "flowed set",
             f"distance {summary['final']['distance']:.6g} to the target, squared "

@@ -115,6 +115,8 @@ class Record:
             if (self.folder / CHECKPOINT).exists():
                 start = load_checkpoint(self.folder / CHECKPOINT)
                 self.curve = [row for row in start.numbers["curve"] if row[0] < start.step]
+            # pictures need them: better now than after the last step
+            list(self.kept())
         elif overwrite:
             clear(self.folder)
         flow = Flow(src, tgt, settings, start)
@@ -177,14 +179,25 @@ class Record:
             file.write(save(tensors, {KEY: json.dumps(about)}))
 
     def kept(self) -> Iterator[Kept]:
-        """Yield the kept steps, the first one first."""
-        from safetensors import safe_open
+        """Yield the kept steps, the first one first.
+
+        Raises:
+            DataError: a file that is not a whole step of a flow.
+        """
+        from safetensors import SafetensorError, safe_open
 
         for path in sorted(self.folder.glob("trajectory-*.safetensors")):
-            if re.fullmatch(r"trajectory-\d{6,}\.safetensors", path.name):
+            if not re.fullmatch(r"trajectory-\d{6,}\.safetensors", path.name):
+                continue
+            try:
                 with safe_open(path, framework="pt") as file:
                     about = json.loads((file.metadata() or {})[KEY])
                 yield Kept(about["step"], about["value"], tuple(about["class_names"]), path)
+            except (SafetensorError, KeyError, ValueError) as error:
+                raise DataError(
+                    f"{path}: not a whole step of a flow ({type(error).__name__}); delete it to go "
+                    "on with --resume, and pictures will lack that step, or begin anew"
+                ) from error
 
 
 def _row(state: FlowState) -> list[float]:

@@ -58,13 +58,14 @@ def _headline(page: Page, summary: dict[str, Any]) -> None:
     final = summary["final"]
     low, high = final["squared_bounds"]
     first, last = summary["value"]
+    verb = "rose" if last > first else "fell"
     unconverged = summary["unconverged_steps"]
     good = final["converged"] and not unconverged
     page.headline(
         "distance of the flowed dataset to the target",
         f"{final['distance']:.7g}",
         f"The root of S = {final['squared']:.7g}, between {low:.7g} and {high:.7g}; while it "
-        f"moved, S fell from {first:.6g} to {last:.6g}, by {summary['fall']:.1%}",
+        f"moved, S {verb} from {first:.6g} to {last:.6g}, by {abs(summary['fall']):.1%}",
         "All solves converged"
         if good
         else f"NOT CONVERGED: {unconverged:,} steps"
