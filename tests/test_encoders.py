@@ -29,14 +29,18 @@ RESNET = "torchvision:resnet18"
 
 @pytest.fixture(autouse=True)
 def no_network(tmp_path_factory, monkeypatch):
-    """A user's cache of its own; a connection fails at once instead of downloading weights."""
+    """A user's cache of its own; a connection fails at once; return those that were tried."""
+    tried = []
 
     def refuse(*arguments, **more):
+        tried.append(arguments)
         raise OSError("no network in tests")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path_factory.mktemp("torch")))
     monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return tried
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +326,27 @@ def test_a_second_run_loads_no_model(minilm):
     )
     assert second.returncode == 0, second.stderr
     assert float(second.stdout) == float(data.points.double().sum())
+
+
+def test_a_model_in_the_cache_of_the_hub_needs_no_network(
+    minilm, tmp_path, monkeypatch, no_network
+):
+    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
+    # the library counts its users over the network, whatever it loads
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    folder = tmp_path / "models--sentence-transformers--some-model"
+    (folder / "snapshots").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    for commit in ("1" * 40, "2" * 40):
+        (folder / "snapshots" / commit).symlink_to(minilm.removeprefix("sentence:"))
+    data = (["The moon.", "Salt and pepper."], [0, 1])
+    truth = otdd.load(data, encoder=minilm, device="cpu").points
+    for commit, known in [("1" * 40, False), ("1" * 40, True), ("2" * 40, False)]:
+        (folder / "refs" / "main").write_text(commit)
+        found = otdd.load(data, encoder="sentence:some-model", device="cpu")
+        assert torch.equal(found.points, truth)
+        assert ("from the cache" in said(found)) == known
+    assert no_network == []
 
 
 def test_models_of_sentences_that_are_not_there(minilm, tmp_path):

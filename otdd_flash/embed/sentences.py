@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from otdd_flash.embed.precision import Mixed
 from otdd_flash.embed.spec import EncoderSpec
 from otdd_flash.errors import EncoderError
 from otdd_flash.timing import versions
+
+OWNER = "sentence-transformers"  # of the models whose names have no owner
 
 
 class SentenceEncoder(Encoder):
@@ -61,31 +64,47 @@ class SentenceEncoder(Encoder):
         """Return the commit of a model in the hub's cache; the network is not asked."""
         from huggingface_hub import try_to_load_from_cache
 
-        # names without an owner are sentence-transformers' own models
-        name = self.name if "/" in self.name else f"sentence-transformers/{self.name}"
-        # models of transformers have no modules.json
-        found = (try_to_load_from_cache(name, file) for file in ("modules.json", "config.json"))
-        return next((Path(path).parent.name for path in found if isinstance(path, str)), None)
+        # names without an owner are sentence-transformers' own models, or the oldest ones
+        owned = [self.name] if "/" in self.name else [f"{OWNER}/{self.name}", self.name]
+        place = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+        for name in owned:
+            found = try_to_load_from_cache(name, "modules.json", cache_dir=place)
+            if found is not None and not isinstance(found, str):
+                # known not to be there: a model of transformers, pooled by the mean
+                found = try_to_load_from_cache(name, "config.json", cache_dir=place)
+            if isinstance(found, str):
+                return Path(found).parent.name
+        return None
 
     def start(self) -> None:
         """Load the model unless it is there."""
         self.cut = self.mixed.repeated = 0
         if self.model is not None:
             return
-        library = needed("sentence_transformers", f"sentence:{self.name}")
+        needed("sentence_transformers", f"sentence:{self.name}")
         try:
             with _no_bars():
-                self.model = library.SentenceTransformer(
-                    str(self.folder or self.name),
-                    device=str(self.mixed.device),
-                    revision=None if self.folder is not None else self._commit(),
-                )
+                self.model = self._loaded()
         except (OSError, ValueError, RuntimeError) as error:
             first = " ".join(str(error).split())[:300]
             raise EncoderError(
                 f"sentence:{self.name}: cannot be loaded ({first}); check the name and the "
                 "network, or give the folder of a model that sentence-transformers saved"
             ) from error
+
+    def _loaded(self) -> Any:
+        from sentence_transformers import SentenceTransformer
+
+        device = str(self.mixed.device)
+        if self.folder is not None:
+            return SentenceTransformer(str(self.folder), device=device)
+        if (commit := self._commit()) is not None:
+            # whole in the hub's cache: no network; not whole: its download is finished below
+            with suppress(OSError, ValueError, RuntimeError):
+                return SentenceTransformer(
+                    self.name, device=device, revision=commit, local_files_only=True
+                )
+        return SentenceTransformer(self.name, device=device, revision=commit)
 
     def encode(self, batch: list[str]) -> Tensor:  # (k, d) float32
         """Return the embeddings, in the order of the texts."""
