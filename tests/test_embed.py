@@ -340,18 +340,17 @@ def test_embed_writes_a_file_that_commands_read_as_the_dataset_itself(work):
     assert json.loads(plain.stdout)["squared"] == json.loads(again.stdout)["squared"]
 
 
-def test_embed_keeps_shapes_names_weights_and_types(work):
+def test_embed_keeps_shapes_names_and_types(work):
     images = torch.randint(0, 255, (4, 3, 5), dtype=torch.uint8)
     given = otdd.LabelledDataset(
-        images, [3, 3, 9, 3], weights=[0.1, 0.2, 0.3, 0.4], name="toy",
-        class_names=[f"c{k}" for k in range(10)],
+        images, [3, 3, 9, 3], name="toy", class_names=[f"c{k}" for k in range(10)],
     )  # fmt: skip
     write_dataset(given, "toy.safetensors")
     read = otdd.load("toy.safetensors")
     assert torch.equal(read.points, given.points) and read.points.dtype == torch.uint8
     assert read.sample_shape == (3, 5) and read.name == "toy"
     assert read.class_names == given.class_names == ("c3", "c9")
-    assert torch.equal(read.labels, given.labels) and torch.equal(read.weights, given.weights)
+    assert torch.equal(read.labels, given.labels)
 
 
 def test_embed_says_what_is_wrong_before_it_reads_anything(work):

@@ -17,22 +17,20 @@ METADATA = "otdd_flash"  # key of our part of a header
 
 
 def write_dataset(dataset: LabelledDataset, path: str | Path) -> None:
-    """Write points, labels, names and provenance, which ``load`` reads back.
+    """Write points, labels, names and provenance, which ``load`` reads back; weights are not.
 
     Memory: one copy of the points.
 
     Raises:
         OSError: the file cannot be written; what was there before stays.
     """
-    tensors = {"points": dataset.points, "labels": dataset.labels}
-    if bool((dataset.weights != dataset.weights[0]).any()):
-        tensors["weights"] = dataset.weights
     about = {
         "name": dataset.name,
         "class_names": list(dataset.class_names),
         "sample_shape": list(dataset.sample_shape),
         "provenance": plain(dataset.provenance),
     }
+    tensors = {"points": dataset.points, "labels": dataset.labels}
     write_tensors(path, tensors, {METADATA: json.dumps(about)})
 
 
