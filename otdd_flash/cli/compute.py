@@ -21,12 +21,12 @@ from otdd_flash.cli.options import (
     settings_of,
 )
 from otdd_flash.cli.progress import Bars, wanted
-from otdd_flash.cli.sources import dataset_options
+from otdd_flash.cli.sources import SPECS, dataset_options
 
 if TYPE_CHECKING:
     from otdd_flash.types import LabelledDataset, OTDDResult
 
-EPILOG = """\b
+EPILOG = f"""\b
 Examples:
   otdd compute mnist-mini fashion-mnist-mini --normalize unit --plot otdd.png
   otdd compute mnist-mini fashion-mnist-mini --normalize unit --report otdd.html
@@ -35,7 +35,11 @@ Examples:
   otdd compute mnist fashion-mnist --device cuda:0 --output otdd.npz
   otdd compute mnist-mini fashion-mnist-mini --bootstrap 50 --noise-floor
   otdd compute mnist fashion-mnist --convention microsoft --normalize mnist
+  otdd compute old.csv new.csv --label species
+  otdd compute photos cifar10 --image-size 32 --normalize unit
+  otdd compute sklearn:wine sklearn:breast_cancer --encoder pca:5
 
+{SPECS}
 \b
 stdout holds only the result; progress, announcements and warnings go to stderr.
 A solve that stops before its tolerance is reported on stderr and as converged: false,
@@ -55,7 +59,7 @@ its bounds hold all the same, and the exit code stays 0.
 def compute(**options: Any) -> None:
     """Compute the optimal transport dataset distance between SRC and TGT.
 
-    SRC and TGT are names such as mnist, fashion-mnist, cifar10 or digits; mnist-mini and
+    SRC and TGT are names, files, folders or datasets of the hub, as listed below; mnist-mini and
     fashion-mnist-mini come with the package and need no download. The cost of moving a sample x
     of class c to a sample y of class k is ||x - y||^2 + W2[c, k], with W2 the squared
     Wasserstein distance between the two classes.

@@ -26,6 +26,8 @@ Examples:
   otdd explain mnist-mini fashion-mnist-mini --max-samples 300 --plot why.png --json
   otdd explain mnist fashion-mnist --normalize unit --output why.npz --report why.html
 
+Datasets are names, files, folders and more: see `otdd datasets --help`.
+
 \b
 bits: the entropy of where a class goes, 0 for one target class. of <P, C>: the share of the cost
 of the plan. The parts of the squared distance add up to it exactly.

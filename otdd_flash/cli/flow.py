@@ -35,6 +35,8 @@ Examples:
   otdd flow mnist fashion-mnist --max-samples 5000 --normalize unit --out garments --resume
   otdd flow mnist kmnist --mode augmented --relabel-every 10 --out kana
 
+Datasets are names, files, folders and more: see `otdd datasets --help`.
+
 \b
 DIR gets settings.json, the kept steps as trajectory-*.safetensors, curve.csv and
 curve.png, pictures of the same samples at each kept step, and the flowed dataset as

@@ -35,7 +35,10 @@ Examples:
   otdd matrix mnist-mini fashion-mnist-mini --normalize unit
   otdd matrix mnist-mini fashion-mnist-mini --max-samples 500 --out sets
   otdd matrix mnist-mini fashion-mnist-mini --max-samples 500 --out sets --resume
+  otdd matrix sklearn:wine sklearn:iris sklearn:breast_cancer --encoder pca:4 --report small.html
   otdd matrix mnist fashion-mnist kmnist qmnist --normalize unit --bootstrap 50 --report sets.html
+
+Datasets are names, files, folders and more: see `otdd datasets --help`.
 
 \b
 One eps serves all pairs: a relative one is a share of the mean cost averaged over them.

@@ -31,7 +31,10 @@ EPILOG = """\b
 Examples:
   otdd rank mnist-mini --sources fashion-mnist-mini --max-samples 300 --normalize unit
   otdd rank mnist --sources fashion-mnist kmnist qmnist --normalize unit --bootstrap 50
+  otdd rank new.csv --sources old.csv older.csv --label species
   otdd rank mnist --sources fashion-mnist kmnist qmnist --transfer scores.csv --plot rank.png
+
+Datasets are names, files, folders and more: see `otdd datasets --help`.
 
 \b
 scores.csv has the name of a source and its score after transfer a line; from three on the

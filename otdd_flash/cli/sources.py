@@ -12,7 +12,7 @@ from otdd_flash.cli.params import Sides
 if TYPE_CHECKING:
     from otdd_flash.datasets import LoadSettings
 
-# what commands that take datasets say of them
+# what the help says of datasets
 SPECS = """\b
 A dataset is one of
   mnist-mini, cifar10, ...     a name of `otdd datasets`

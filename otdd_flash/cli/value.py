@@ -25,6 +25,8 @@ Examples:
   otdd value mnist-mini mnist-mini --max-samples 300 --output values.csv
   otdd value mnist kmnist --split test --output values.csv
 
+Datasets are names, files, folders and more: see `otdd datasets --help`.
+
 \b
 value: what more weight at a sample adds to the distance; higher is more foreign. It is the sum of
   features    how foreign the sample looks, whatever its label
