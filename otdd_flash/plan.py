@@ -176,12 +176,11 @@ class Plan:
         """Yield rows and their float64 block of the cost."""
         pair = self.pair
         columns = pair.columns.dense()
-        for rows in torch.arange(pair.rows.n, device=columns.device).split(height):
-            cost = pair.rows.take(rows).dense() @ columns.mT
-            cost.mul_(-2.0 * pair.scale)
-            cost += pair.scale * (pair.rows.bias[rows, None] + pair.columns.bias[None])
-            cost += pair.label_cost[pair.row_labels[rows]][:, pair.column_labels]
-            yield rows, cost
+        for start in range(0, pair.rows.n, height):
+            span = slice(start, min(start + height, pair.rows.n))
+            rows = torch.arange(span.start, span.stop, device=columns.device)
+            left = pair.rows.take(rows).dense()
+            yield rows, pair.block(span, slice(None), left, columns)
 
 
 def _placed(values: Tensor, margin: Margin, size: int) -> Tensor:

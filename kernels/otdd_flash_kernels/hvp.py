@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from otdd_flash_kernels.launch import Launch, current, launch_for, wanted_programs
+from otdd_flash_kernels.launch import current, launch_for, wanted_programs
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.plan import chunks_of_tiles, plan_kernel
-from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles
+from otdd_flash_kernels.plan import PlanRows, two_slices
+from otdd_flash_kernels.tiles import column_bias
 
 # float32 entries of a block of rows: 128 MB
 BLOCK_ENTRIES = 1 << 25
@@ -86,96 +86,48 @@ def transport_kernel(
 
 
 class _Direction:
-    """What the kernel reads for products along the rows of a pair."""
+    """Products along the rows of a pair."""
 
     def __init__(
         self,
-        pair: CostPair,
-        operands: Operands,
-        launch: Launch,
+        rows: PlanRows,
         near: Tensor,  # (n,) float64 potential of the rows
         h: Tensor,  # (m,) float64 potential plus eps log weight of the columns
         eps: float,
     ) -> None:
-        self.pair = pair
-        self.launch = launch
-        self._d = pair.rows.data.shape[2]
-        unit = eps * LN2
-        self.slope = 2.0 * pair.scale / unit
-        self.label_cost = (pair.label_cost / unit).float()
-        self._inputs = (
-            operands.rows,
-            operands.columns,
-            ((h - pair.columns.bias * pair.scale) / unit).float(),
-            ((near - pair.rows.bias * pair.scale) / unit).float(),
-            self.label_cost,
-            pair.column_labels.to(torch.int32),
-        )
-        self._options = {
-            "WIDE": _wide(pair),
-            "BM": launch.tile_rows,
-            "BN": launch.tile_columns,
-            "BK": operands.depth,
-            "num_warps": launch.warps,
-            "num_stages": launch.stages,
-        }
-        self.tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
-        self.bounds: list[list[int]] = self.tiles[:, :2].tolist()
+        self._rows, self._eps = rows, eps
+        self._inputs = rows.inputs(h, near, eps)
 
     def times(self, z: Tensor) -> Tensor:  # (m,) float64 -> (n,) float64
         """Return ``W z``, one pass."""
         # float32 holds what is left of any scale
         scale = z.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
-        launch, (n, m), tiles = self.launch, self.pair.shape, len(self.tiles)
+        rows = self._rows
+        launch, (n, m), tiles = rows.launch, rows.pair.shape, len(rows.tiles)
         blocks = triton.cdiv(m, launch.tile_columns)
         parts = min(blocks, triton.cdiv(wanted_programs(z.device), tiles))
         out = torch.empty((parts, n), dtype=torch.float32, device=z.device)
         with current(out.device):
             transport_kernel[(tiles * parts,)](
                 *self._inputs,
-                self.tiles,
+                rows.tiles,
                 (z / scale).float(),
                 out,
                 n,
                 m,
-                self._d,
+                rows.d,
                 tiles,
-                self.label_cost.shape[1],
+                rows.pair.label_cost.shape[1],
                 triton.cdiv(blocks, parts) * launch.tile_columns,
-                self.slope,
+                rows.slope(self._eps),
                 maxnreg=launch.registers,
-                **self._options,
+                **rows.options,
             )
         return out.sum(0, dtype=torch.float64) * scale
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield row spans with their blocks of W, all in one buffer."""
-        launch, (n, m) = self.launch, self.pair.shape
-        height = max(launch.tile_rows, BLOCK_ENTRIES // m)
-        out = torch.empty((min(n, height), m), dtype=torch.float32, device=self.tiles.device)
-        columns = triton.cdiv(m, launch.tile_columns)
-        for begin, end in chunks_of_tiles(self.bounds, height):
-            first, last = self.bounds[begin][0], self.bounds[end - 1][1]
-            with current(out.device):
-                plan_kernel[((end - begin) * columns,)](
-                    *self._inputs,
-                    self.tiles[begin:end].contiguous(),
-                    out,
-                    first,
-                    n,
-                    m,
-                    self._d,
-                    columns,
-                    self.label_cost.shape[1],
-                    self.slope,
-                    **self._options,
-                )
-            yield slice(first, last), out[: last - first]
-
-
-def _wide(pair: CostPair) -> bool:
-    """Say whether the points of a pair are two slices, multiplied in float16."""
-    return pair.rows.data.shape[0] == 2
+        return self._rows.chunks(self._inputs, self._eps, BLOCK_ENTRIES, torch.float32)
 
 
 class TritonTransport:
@@ -202,15 +154,17 @@ class TritonTransport:
     ) -> None:
         if not pair.rows.quantized or pair.rows.data.shape[0] > 2:
             raise ValueError("second derivatives need clouds of one or two slices")
-        wide = _wide(pair)
+        wide = two_slices(pair)
         launch = launch_for(pair.rows.data.device, "wide" if wide else "one")
         operands = Operands.of(pair, launch, wide=wide)
         self._a, self._b = a, b
-        self._forward = _Direction(pair, operands, launch, f, g + eps * b.log(), eps)
+        rows = PlanRows(pair, operands, launch)
+        self._forward = _Direction(rows, f, g + eps * b.log(), eps)
         # tiles are square: both directions read the same descriptors
         assert launch.tile_rows == launch.tile_columns
         swapped = replace(operands, rows=operands.columns, columns=operands.rows)
-        self._backward = _Direction(pair.transposed, swapped, launch, g, f + eps * a.log(), eps)
+        columns = PlanRows(pair.transposed, swapped, launch)
+        self._backward = _Direction(columns, g, f + eps * a.log(), eps)
 
     def times(self, z: Tensor) -> Tensor:
         """Return ``P z``, one pass."""

@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from otdd_flash_kernels.launch import current
+
 # columns of a block that one program holds, and its warps: eight entries a thread, so that a sweep
 # waits for few operations
 SIDE, WARPS = 32, 4
@@ -67,9 +69,10 @@ def invert(
     count, n = matrices.shape[:2]
     if n <= SIDE:
         if count:
-            sweep_kernel[(count,)](
-                matrices, n, matrices.stride(0), matrices.stride(1), SIDE=SIDE, num_warps=WARPS
-            )
+            with current(matrices.device):
+                sweep_kernel[(count,)](
+                    matrices, n, matrices.stride(0), matrices.stride(1), SIDE=SIDE, num_warps=WARPS
+                )
         return matrices
     half = SIDE * -(-n // (2 * SIDE))
     a, b = matrices[:, :half, :half], matrices[:, :half, half:]

@@ -58,6 +58,20 @@ class CostPair:
         counts = torch.bincount(self.column_labels, minlength=self.label_cost.shape[1])
         return (0, *torch.cumsum(counts, 0).tolist())
 
+    def block(
+        self,
+        rows: slice,
+        columns: slice,
+        left: Tensor,  # (k, d) float64 coordinates of the rows, `Cloud.dense`
+        right: Tensor,  # (l, d) of the columns
+    ) -> Tensor:  # (k, l) float64
+        """Return a block of C; the caller keeps the coordinates from block to block."""
+        out = (left @ right.mT).mul_(-2.0 * self.scale)
+        out += (self.rows.bias[rows] * self.scale)[:, None]
+        out += self.columns.bias[columns] * self.scale
+        out += self.label_cost[self.row_labels[rows]][:, self.column_labels[columns]]
+        return out
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns (n, m) of the cost."""

@@ -14,13 +14,15 @@ Source: FlashSinkhorn, arXiv 2602.03067, section 4 (streamed transport products)
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from otdd_flash_kernels.launch import current, plan_launch_for
+from otdd_flash_kernels.launch import Launch, current, plan_launch_for
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles
@@ -80,6 +82,77 @@ def plan_kernel(
     tl.store(out + place, tl.minimum(weights, 65504.0).to(out.dtype.element_ty), mask=mask)
 
 
+class PlanRows:
+    """What kernels of plans read of a pair, and chunks of weights as `plan_kernel` writes them."""
+
+    def __init__(self, pair: CostPair, operands: Operands, launch: Launch) -> None:
+        self.pair, self.launch = pair, launch
+        self.d = pair.rows.data.shape[2]
+        self.tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
+        self._bounds: list[list[int]] = self.tiles[:, :2].tolist()
+        self._points = operands.rows, operands.columns
+        self._column_labels = pair.column_labels.to(torch.int32)
+        self.options = {
+            "WIDE": two_slices(pair),
+            "BM": launch.tile_rows,
+            "BN": launch.tile_columns,
+            "BK": operands.depth,
+            "num_warps": launch.warps,
+            "num_stages": launch.stages,
+        }
+
+    def inputs(
+        self,
+        h: Tensor,  # (m,) float64 potential plus eps log weight of the columns
+        near: Tensor,  # (n,) float64 potential of the rows
+        eps: float,
+        lift: float = 0.0,  # weights are written times 2^lift
+    ) -> tuple[Any, ...]:
+        """Return the first arguments of a kernel: points, biases in base 2, labels."""
+        pair, unit = self.pair, eps * LN2
+        return (
+            *self._points,
+            ((h - pair.columns.bias * pair.scale) / unit).float(),
+            ((near - pair.rows.bias * pair.scale) / unit + lift).float(),
+            (pair.label_cost / unit).float(),
+            self._column_labels,
+        )
+
+    def slope(self, eps: float) -> float:
+        """Return the base-2 score of one unit of the dot product."""
+        return 2.0 * self.pair.scale / (eps * LN2)
+
+    def chunks(
+        self,
+        inputs: tuple[Any, ...],
+        eps: float,
+        entries: int,  # of a chunk, or one tile of rows where that is more
+        dtype: torch.dtype,
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield row spans with their (rows, m) weights, all in one buffer."""
+        launch, (n, m) = self.launch, self.pair.shape
+        height = max(launch.tile_rows, entries // m)
+        out = torch.empty((min(n, height), m), dtype=dtype, device=self.tiles.device)
+        blocks = triton.cdiv(m, launch.tile_columns)
+        for begin, end in chunks_of_tiles(self._bounds, height):
+            first, last = self._bounds[begin][0], self._bounds[end - 1][1]
+            with current(out.device):
+                plan_kernel[((end - begin) * blocks,)](
+                    *inputs,
+                    self.tiles[begin:end].contiguous(),
+                    out,
+                    first,
+                    n,
+                    m,
+                    self.d,
+                    blocks,
+                    self.pair.label_cost.shape[1],
+                    self.slope(eps),
+                    **self.options,
+                )
+            yield slice(first, last), out[: last - first]
+
+
 class TritonPlan:
     """Means under the rows of the plan of a pair.
 
@@ -93,15 +166,10 @@ class TritonPlan:
     def __init__(self, pair: CostPair) -> None:
         if not pair.rows.quantized or pair.rows.data.shape[0] > 2:
             raise ValueError("streamed plans need clouds of one or two slices")
-        self.pair = pair
-        self.device = pair.rows.data.device
-        self._wide = pair.rows.data.shape[0] == 2
-        self._d = pair.rows.data.shape[2]
-        self._launch = launch = plan_launch_for(self.device, "wide" if self._wide else "one")
-        self._operands = Operands.of(pair, launch, wide=self._wide)
-        self._tiles = pure_tiles(pair.row_labels, pair.label_cost.shape[0], launch.tile_rows)
-        self._bounds = self._tiles[:, :2].tolist()
-        self._column_labels = pair.column_labels.to(torch.int32)
+        wide = two_slices(pair)
+        launch = plan_launch_for(pair.rows.data.device, "wide" if wide else "one")
+        self._operands = Operands.of(pair, launch, wide=wide)
+        self._rows = PlanRows(pair, self._operands, launch)
 
     def means(
         self,
@@ -111,64 +179,22 @@ class TritonPlan:
         near: Tensor,  # (n,) float64 softmin of h, or the row potential
     ) -> Tensor:  # (n, k) float32
         """Return the mean of ``values`` under each row's weights."""
-        pair = self.pair
-        n, m = pair.shape
         scale = _power_of_two(values)
         parts = _halves(values, scale)
-        unit = eps * LN2
-        bias = ((h - pair.columns.bias * pair.scale) / unit).float()
-        shift = ((near - pair.rows.bias * pair.scale) / unit + WEIGHT_SHIFT).float()
-        label_cost = (pair.label_cost / unit).float()
-        out = torch.empty((n, values.shape[1]), dtype=torch.float32, device=self.device)
-        height = max(self._launch.tile_rows, CHUNK_ENTRIES // m)
-        weights = torch.empty((min(n, height), m), dtype=torch.float16, device=self.device)
-        for begin, end in chunks_of_tiles(self._bounds, height):
-            first, last = self._bounds[begin][0], self._bounds[end - 1][1]
-            self._write(weights, begin, end, first, bias, shift, label_cost, unit)
-            product = _product(weights[: last - first], parts[0])
+        inputs = self._rows.inputs(h, near, eps, WEIGHT_SHIFT)
+        out = torch.empty((len(near), values.shape[1]), dtype=torch.float32, device=near.device)
+        for rows, weights in self._rows.chunks(inputs, eps, CHUNK_ENTRIES, torch.float16):
+            product = _product(weights, parts[0])
             for part in parts[1:]:
-                product += _product(weights[: last - first], part)
+                product += _product(weights, part)
             mass = product[:, -1:] / scale
-            torch.div(product[:, : values.shape[1]], mass, out=out[first:last])
+            torch.div(product[:, : values.shape[1]], mass, out=out[rows])
         return out
 
-    def _write(
-        self,
-        weights: Tensor,
-        begin: int,
-        end: int,
-        first: int,
-        bias: Tensor,
-        shift: Tensor,
-        label_cost: Tensor,
-        unit: float,
-    ) -> None:
-        launch, (n, m) = self._launch, self.pair.shape
-        blocks = triton.cdiv(m, launch.tile_columns)
-        with current(weights.device):
-            plan_kernel[((end - begin) * blocks,)](
-                self._operands.rows,
-                self._operands.columns,
-                bias,
-                shift,
-                label_cost,
-                self._column_labels,
-                self._tiles[begin:end].contiguous(),
-                weights,
-                first,
-                n,
-                m,
-                self._d,
-                blocks,
-                label_cost.shape[1],
-                2.0 * self.pair.scale / unit,
-                WIDE=self._wide,
-                BM=launch.tile_rows,
-                BN=launch.tile_columns,
-                BK=self._operands.depth,
-                num_warps=launch.warps,
-                num_stages=launch.stages,
-            )
+
+def two_slices(pair: CostPair) -> bool:
+    """Say whether the points of a pair are two slices, multiplied in float16."""
+    return pair.rows.data.shape[0] == 2
 
 
 def chunks_of_tiles(

@@ -78,14 +78,8 @@ class StoredCost:
         self.device = pair.rows.data.device
         self.cost = torch.empty(pair.shape, dtype=torch.float32, device=self.device)
         for columns, right in self._chunks(pair.columns):
-            bias = pair.columns.bias[columns] * pair.scale
-            labels = pair.column_labels[columns]
             for rows, left in self._chunks(pair.rows):
-                block = (left @ right.mT).mul_(-2.0 * pair.scale)
-                block += (pair.rows.bias[rows] * pair.scale)[:, None]
-                block += bias
-                block += pair.label_cost[pair.row_labels[rows, None], labels]
-                self.cost[rows, columns] = block
+                self.cost[rows, columns] = pair.block(rows, columns, left, right)
 
     def _chunks(self, cloud: Cloud) -> Iterator[tuple[slice, Tensor]]:
         """Yield spans of points and their float64 coordinates, so short that all blocks fit."""
