@@ -18,7 +18,7 @@ def definite(n: int, condition: float) -> torch.Tensor:  # (3, n, n)
     return (q * values) @ q.mT
 
 
-@pytest.mark.parametrize("condition", [1.0, 200.0, 1e5])
+@pytest.mark.parametrize("condition", [1.0, 400.0, 1e5])
 @pytest.mark.parametrize("n", [1, 2, SIDE - 1, SIDE, SIDE + 1, 71])
 def test_equals_lapack(n, condition):
     matrices = definite(n, condition).to(DEVICE)
@@ -26,7 +26,7 @@ def test_equals_lapack(n, condition):
     found = invert(matrices.clone())
     error = (found - expected).abs().max() / expected.abs().max()
     # a small multiple of u times the condition number, beyond polar steps its square
-    power = 1 if condition <= 200 else 2
+    power = 1 if condition <= 400 else 2
     assert error < 10 * EPS * condition**power * n**0.5
     assert found.equal(invert(matrices.clone()))
 

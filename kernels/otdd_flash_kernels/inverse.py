@@ -61,7 +61,7 @@ def sweep_kernel(
 def invert(
     matrices: Tensor,  # (P, n, n) float64, symmetric positive definite; overwritten
 ) -> Tensor:  # (P, n, n) the same memory
-    """Return the inverses, off by a small multiple of ``u`` times the condition number up to 200.
+    """Return the inverses, off by a small multiple of ``u`` times the condition number up to 400.
 
     For large condition numbers the error grows with their square, as inverted blocks are used
     again. Rows and columns of the unit matrix stay so, exactly. Memory: a third of the matrices.
