@@ -117,10 +117,13 @@ def test_arrays_of_every_layout_are_images_too(resnet):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (torch.randn(2, 8, 8), "float pixels of -.* expected 0 to 1, or bytes; undo the normal"),
-        (torch.rand(2, 8, 8) * 255 + 2, "float pixels of .* expected 0 to 1"),
-        (torch.ones(2, 8, 8, dtype=torch.int64), "pixels of torch.int64, expected bytes"),
-        (torch.rand(2, 17), r"samples of shape \(17,\) are no images, expected \(h, w\)"),
+        (
+            torch.randn(2, 8, 8),
+            "image 0: float pixels of -.* resnet18.* takes 0 to 1, or bytes; undo",
+        ),
+        (torch.rand(2, 8, 8) * 255 + 2, "float pixels of .* takes 0 to 1"),
+        (torch.ones(2, 8, 8, dtype=torch.int64), "image 0: pixels of torch.int64, .* takes bytes"),
+        (torch.rand(2, 17), r"image 0: an array of shape \(17,\) is no image, .* takes \(h, w\)"),
     ],
 )
 def test_arrays_that_are_no_images_are_refused(resnet, images, message):

@@ -58,7 +58,11 @@ def digest_steps(samples: Samples, name: str) -> Generator[Progress, None, str]:
             content.update(f"{part.dtype} {tuple(part.shape)}".encode())
             content.update(_raw(part))
             continue
-        pieces = in_threads(_image_bytes, part) if isinstance(samples, Images) else map(_utf8, part)
+        if isinstance(samples, Images):
+            named = ((f"{name}: image {row}", image) for row, image in enumerate(part, start))
+            pieces = in_threads(_image_bytes, named)
+        else:
+            pieces = map(_utf8, part)
         for piece in pieces:
             content.update(len(piece).to_bytes(8, "little"))
             content.update(piece)
@@ -72,12 +76,13 @@ def _raw(values: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _image_bytes(image: Any) -> bytes:
+def _image_bytes(item: tuple[str, Any]) -> bytes:
+    where, image = item
     if isinstance(image, Path):
         return image.read_bytes()
     if isinstance(image, bytes):
         return image
-    pixels, color = decoded(image, "image")
+    pixels, color = decoded(image, where)
     return f"{color} {tuple(pixels.shape)}".encode() + _raw(pixels)
 
 

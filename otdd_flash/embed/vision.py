@@ -63,9 +63,13 @@ class ImageEncoder(Encoder):
 
     def batches(self, samples: Samples, size: int, name: str) -> Iterator[list[Tensor]]:
         """Yield images as the model wants them, decoded and prepared in threads."""
-        each = (image for _, part in samples.chunks(size) for image in part)
+        each = (
+            (f"{name}: image {row}", image)
+            for start, part in samples.chunks(size)
+            for row, image in enumerate(part, start)
+        )
         batch: list[Tensor] = []
-        for ready in in_threads(self._prepared, enumerate(each)):
+        for ready in in_threads(self._prepared, each):
             batch.append(ready)
             if len(batch) == size:
                 yield batch
@@ -73,22 +77,22 @@ class ImageEncoder(Encoder):
         if batch:
             yield batch
 
-    def _prepared(self, item: tuple[int, Any]) -> Tensor:  # (3, h, w)
+    def _prepared(self, item: tuple[str, Any]) -> Tensor:  # (3, h, w)
         from PIL import Image
 
-        row, image = item
-        if isinstance(image, Tensor):
-            pixels, color = self._array(image)
-        else:
-            pixels, color = decoded(image, f"image {row}")
+        where, image = item
+        read = self._array if isinstance(image, Tensor) else decoded
+        pixels, color = read(image, where)
         rgb = convert(pixels, color, Form((pixels.shape[-2], pixels.shape[-1]), "rgb"))
         return self.transform(Image.fromarray(rgb.permute(1, 2, 0).numpy()))
 
-    def _array(self, sample: Tensor) -> tuple[Tensor, str]:  # (c, h, w) bytes, and their colour
+    def _array(
+        self, sample: Tensor, where: str
+    ) -> tuple[Tensor, str]:  # (c, h, w) bytes, and their colour
         found = layout(sample.shape)
         if found is None:
             raise EncoderError(
-                f"{self.title}: samples of shape {tuple(sample.shape)} are no images, expected "
+                f"{where}: an array of shape {tuple(sample.shape)} is no image, {self.title} takes "
                 "(h, w), (c, h, w) or (h, w, c) with 1, 3 or 4 channels"
             )
         if sample.is_floating_point():
@@ -96,14 +100,14 @@ class ImageEncoder(Encoder):
             # written so that NaN fails too
             if not (low >= 0 and high <= 1):
                 raise EncoderError(
-                    f"{self.title}: float pixels of {low:.3g} to {high:.3g}, expected 0 to 1, or "
-                    "bytes; undo the normalisation first"
+                    f"{where}: float pixels of {low:.3g} to {high:.3g}, {self.title} takes 0 to 1, "
+                    "or bytes; undo the normalisation first"
                 )
             sample, self.rounded = (sample * 255).round().to(torch.uint8), True
         elif sample.dtype != torch.uint8:
             raise EncoderError(
-                f"{self.title}: pixels of {sample.dtype}, expected bytes (uint8) or floats of 0 "
-                "to 1"
+                f"{where}: pixels of {sample.dtype}, {self.title} takes bytes (uint8), or floats "
+                "of 0 to 1"
             )
         sample = sample.cpu()
         if found[0] == "hwc":
