@@ -119,7 +119,7 @@ def test_arrays_of_every_layout_are_images_too(resnet):
     [
         (
             torch.randn(2, 8, 8),
-            "image 0: float pixels of -.* resnet18.* takes 0 to 1, or bytes; undo",
+            "image 0: float pixels of -.*resnet18.* takes 0 to 1, or bytes; undo",
         ),
         (torch.rand(2, 8, 8) * 255 + 2, "float pixels of .* takes 0 to 1"),
         (torch.ones(2, 8, 8, dtype=torch.int64), "image 0: pixels of torch.int64, .* takes bytes"),
