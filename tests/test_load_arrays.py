@@ -136,7 +136,12 @@ def test_counts_and_values_are_checked(tmp_path):
     bad = X.copy()
     bad[3, 1] = np.nan
     refused(DataError, "row 3 holds NaN or infinity (1 such rows)", write(path, x=bad, y=Y))
-    refused(LabelError, "labels have shape (12, 2), expected (12,)", write(path, x=X, y=X[:, :2]))
+    refused(
+        LabelError,
+        "labels have shape (12, 2), expected (12,): one a sample; of one-hot",
+        write(path, x=X, y=X[:, :2]),
+    )
+    refused(DataError, "holds no samples, expected one", write(path, x=X[:0], y=Y[:0]))
     (tmp_path / "b.json").write_text("{}")
     refused(DataError, "b.json: no known kind of file, expected one of .csv", tmp_path / "b.json")
 

@@ -107,6 +107,10 @@ def test_bytes_stay_bytes_without_scale(tmp_path):
     dataset = load(path, scale="none")
     assert dataset.points.dtype == torch.uint8
     holds(dataset, x, Y)
+    # neither truth values nor floats are read as pixels
+    for kind in (bool, np.float32):
+        other = write(tmp_path / "a.parquet", table((x % 2).astype(kind), label=Y))
+        assert load(other, scale="none").points.dtype == torch.float32
     x[0, 0] = 256
     assert load(write(path, table(x, label=Y)), scale="none").points.dtype == torch.float64
 
@@ -248,6 +252,11 @@ def test_bad_cells_and_encodings(tmp_path):
     refused(DataError, "not a whole CSV file", csv(path, [("p", "label"), (1, 2, 3)]))
     infinite = write(tmp_path / "b.parquet", pa.table({"p": [1.0, np.inf], "label": [0, 1]}))
     refused(DataError, "column 'p' holds infinity in row 1", infinite)
+    refused(
+        DataError, "the table has no rows", write(tmp_path / "d.parquet", table(X[:0], label=[]))
+    )
+    large = write(tmp_path / "e.parquet", pa.table({"p": [2**60 + 1, 1], "label": [0, 1]}))
+    refused(DataError, "column 'p' holds a number that float64 would round", large)
     dates = pa.table({"p": [1.0], "label": pa.array([0], pa.date32())})
     refused(
         LabelError, "column 'label' is date32[day], expected", write(tmp_path / "c.parquet", dates)

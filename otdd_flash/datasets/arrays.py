@@ -236,7 +236,10 @@ def tidy_labels(labels: Any, n: int, name: str) -> np.ndarray:  # (n,)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.shape != (n,):
-        raise LabelError(f"{name}: labels have shape {array.shape}, expected ({n},): one a sample")
+        ways = "; of one-hot rows, pass labels.argmax(1)" if array.shape[:1] == (n,) else ""
+        raise LabelError(
+            f"{name}: labels have shape {array.shape}, expected ({n},): one a sample{ways}"
+        )
     if array.dtype.kind == "O" and all(type(v) in (int, float) for v in array):
         array = np.array(array.tolist())
     return array

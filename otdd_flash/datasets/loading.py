@@ -24,7 +24,7 @@ from otdd_flash.datasets.sampling import drawn_rows, sample
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.sklearn_sets import PREFIX as SKLEARN
 from otdd_flash.datasets.sklearn_sets import read_sklearn
-from otdd_flash.errors import DatasetNotFoundError, OTDDError
+from otdd_flash.errors import DataError, DatasetNotFoundError, OTDDError
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import LabelledDataset, Progress
 
@@ -175,7 +175,10 @@ def _shown(spec: Any) -> str:
 
 
 def _read(spec: Any, label: str | None, settings: LoadSettings) -> RawDataset:
-    raw = settle_labels(_resolve(spec, label, settings), settings)
+    raw = _resolve(spec, label, settings)
+    if not len(raw):
+        raise DataError(f"{raw.name}: holds no samples, expected one or more")
+    raw = settle_labels(raw, settings)
     if raw.origin is not None:
         return raw_of(sample(raw.origin, settings.max_samples, settings.seed))
     ids = torch.zeros(len(raw), dtype=torch.int64)

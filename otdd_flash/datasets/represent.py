@@ -11,8 +11,9 @@ from torch import Tensor
 from otdd_flash.datasets.images import common_form, looks, pixel_steps
 from otdd_flash.datasets.labelling import clustered
 from otdd_flash.datasets.raw import RawDataset
-from otdd_flash.datasets.scaling import same_columns, standardised, table_points
+from otdd_flash.datasets.scaling import standardised, table_points
 from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.datasets.shared import same_columns
 from otdd_flash.errors import DataError
 from otdd_flash.samples import Arrays, Images, Rows, Texts
 from otdd_flash.samples.decoding import layout

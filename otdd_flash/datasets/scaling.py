@@ -9,24 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.datasets.cells import kind_of
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.datasets.shared import LISTED, Column, check_columns, column_of
 from otdd_flash.errors import DataError
-from otdd_flash.samples import CHUNK, Rows
+from otdd_flash.samples import CHUNK
 
-# a column of strings with more distinct values than this is text, not categories
-MOST_CATEGORIES = 1000
-LISTED = 5
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One feature column of all tables."""
-
-    name: str
-    values: list[np.ndarray]  # a table each: (n,) float64, NaN where missing, or (n,) codes, -1
-    words: tuple[str, ...] | None  # the categories, None for numbers
+# types of columns whose values float32 holds
+NARROW = {"bool", "int8", "uint8", "int16", "uint16", "halffloat", "float"}
 
 
 def table_points(
@@ -38,26 +28,26 @@ def table_points(
 
     Numbers get mean 0 and variance 1 over the samples of all tables, unless ``scale`` is none;
     a category becomes one column a value, 1 where it is the sample's, so that two categories lie
-    sqrt(2) apart. Whole numbers of 0 to 255 that are not scaled stay bytes.
+    sqrt(2) apart. Integers of 0 to 255 that are not scaled become bytes.
 
     Raises:
         DataError: other columns, missing entries that are refused, infinity, text.
     """
-    _check_columns(raws)
+    check_columns(raws)
     tables = [raw.samples.all() for raw in raws]
     names = tables[0].column_names
 
     def columns() -> Iterator[Column]:
         # made anew for each pass: one column at a time is held as float64
         for name in names:
-            yield _column(name, [table.column(name) for table in tables], raws)
+            yield column_of(name, [table.column(name) for table in tables], raws)
 
     survey = _survey(columns(), raws)
     done, kept = _without_missing(raws, survey, settings)
     scaled = settings.scale != "none"
-    kinds = [raw.samples.schema.field(n).type for raw in raws for n in names]  # type: ignore[attr-defined]
-    dtype: type[np.generic] = np.float32 if all(map(_narrow, kinds)) else np.float64
-    if survey.plain and not scaled:
+    kinds = [str(raw.samples.schema.field(n).type) for raw in raws for n in names]  # type: ignore[attr-defined]
+    dtype: type[np.generic] = np.float32 if NARROW.issuperset(kinds) else np.float64
+    if survey.plain and not scaled and all(kind.removeprefix("u")[:3] == "int" for kind in kinds):
         dtype = np.uint8
     points = [np.zeros((len(raw), survey.width), dtype=dtype) for raw in done]
     at = 0
@@ -75,15 +65,6 @@ def table_points(
         at += 1
     said = _announcement(survey, len(raws), scaled, alone)
     return [raw.noted(*said) for raw in done], [torch.from_numpy(p) for p in points]
-
-
-def same_columns(raws: Sequence[RawDataset]) -> bool:
-    """Say whether tables have the same columns of the same kinds."""
-    kinds = [
-        {field.name: kind_of(field.type) == "number" for field in raw.samples.schema}  # type: ignore[attr-defined]
-        for raw in raws
-    ]
-    return all(other == kinds[0] for other in kinds[1:])
 
 
 def standardised(
@@ -109,71 +90,6 @@ def standardised(
     return out, f"{clouds[0].shape[1]:,} features standardised over {over}"
 
 
-def _check_columns(raws: Sequence[RawDataset]) -> None:
-    """Refuse tables that do not share their columns and the kinds of these."""
-    first = raws[0]
-    assert isinstance(first.samples, Rows)
-    for other in raws[1:]:
-        assert isinstance(other.samples, Rows)
-        here, there = first.samples.schema, other.samples.schema
-        lacking = [
-            f"{name} lacks {', '.join(repr(n) for n in sorted(gone)[:LISTED])}"
-            + (f" and {len(gone) - LISTED} more" if len(gone) > LISTED else "")
-            for name, gone in (
-                (first.name, set(there.names) - set(here.names)),
-                (other.name, set(here.names) - set(there.names)),
-            )
-            if gone
-        ]
-        if lacking:
-            shared = [n for n in here.names if n in there.names]
-            way = f"keep the {len(shared)} they share with features, or " if shared else ""
-            raise DataError(
-                f"{first.name} has {len(here.names)} feature columns, {other.name} has "
-                f"{len(there.names)}: {'; '.join(lacking)}; {way}bring both to a space of one "
-                "size with encoder='pca:10' (--encoder pca:10)"
-            )
-        for name in here.names:
-            kinds = [kind_of(schema.field(name).type) for schema in (here, there)]
-            if kinds[0] != kinds[1]:
-                raise DataError(
-                    f"column {name!r} holds {'numbers' if kinds[0] == 'number' else 'categories'} "
-                    f"in {first.name} and {'numbers' if kinds[1] == 'number' else 'categories'} in "
-                    f"{other.name}; make it one kind, or leave it out with features"
-                )
-
-
-def _column(name: str, chunks: list, raws: Sequence[RawDataset]) -> Column:
-    """Return a column as numbers, or as codes of the categories that occur in any table."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if all(kind_of(chunk.type) == "number" for chunk in chunks):
-        values = [c.cast(pa.float64()).to_numpy(zero_copy_only=False) for c in chunks]
-        for raw, column in zip(raws, values, strict=True):
-            if np.isinf(column).any():
-                row = int(np.flatnonzero(np.isinf(column))[0])
-                raise DataError(
-                    f"{raw.name}: column {name!r} holds infinity in row {row}; drop or replace it"
-                )
-        return Column(name, values, None)
-    texts = [pc.cast(chunk, pa.string()) for chunk in chunks]
-    found = sorted({w for t in texts for w in t.unique().to_pylist() if w is not None})
-    total = sum(len(t) for t in texts)
-    if len(found) > MOST_CATEGORIES or (len(found) > 10 and len(found) > total / 2):
-        raise DataError(
-            f"{raws[0].name}: column {name!r} holds {len(found):,} different strings in {total:,} "
-            "rows, too many for categories; leave it out with features (--features), or embed it "
-            "as text with encoder='sentence:MODEL' (--encoder sentence:MODEL)"
-        )
-    known = pa.array(found, pa.string())
-    codes = [
-        np.asarray(pc.fill_null(pc.index_in(t, value_set=known), -1)).astype(np.int64)
-        for t in texts
-    ]
-    return Column(name, codes, tuple(found))
-
-
 def _missing(column: Column, k: int) -> np.ndarray:  # (n,) bool
     values = column.values[k]
     return np.isnan(values) if column.words is None else values < 0
@@ -186,7 +102,7 @@ class Survey:
     columns: int
     numbers: int  # columns of numbers; the others are categories
     width: int  # features: a number is one, a category one a value
-    plain: bool  # whether everything is a whole number of 0 to 255
+    plain: bool  # whether all values are whole numbers of 0 to 255
     holes: list[dict[str, int]]  # a table each: missing entries of the columns that have some
     whole: list[np.ndarray]  # a table each: (n,) bool, rows without missing entries
 
@@ -221,8 +137,9 @@ def _without_missing(
             worst = sorted(holes.items(), key=lambda item: -item[1])
             listed = ", ".join(f"{name!r}: {count:,}" for name, count in worst[:LISTED])
             raise DataError(
-                f"{raw.name}: {total:,} entries are missing in {len(worst)} of {survey.columns} "
-                f"columns ({listed}{', ...' if len(worst) > LISTED else ''}); drop those rows with "
+                f"{raw.name}: {total:,} {'entry is' if total == 1 else 'entries are'} missing in "
+                f"{len(worst)} of {survey.columns} columns ({listed}"
+                f"{', ...' if len(worst) > LISTED else ''}); drop those rows with "
                 "missing='drop' (--missing drop), or fill them with 'mean' or 'median'"
             )
         if settings.missing != "drop":
@@ -275,11 +192,6 @@ def _bytes(values: np.ndarray) -> bool:
     """Say whether all values are whole numbers of 0 to 255."""
     inside = len(values) > 0 and values.min() >= 0 and values.max() <= 255
     return bool(inside and (values == np.round(values)).all())
-
-
-def _narrow(kind: object) -> bool:
-    """Say whether float32 holds every value of a column."""
-    return str(kind) in ("bool", "int8", "uint8", "int16", "uint16", "halffloat", "float")
 
 
 def _announcement(survey: Survey, tables: int, scaled: bool, alone: bool) -> list[str]:
