@@ -27,6 +27,8 @@ LIMIT = 10 * 10**9
 # layout of the files; raised when a reader of the old layout would misread the new one
 FORMAT = 1
 SUFFIX = ".safetensors"
+# names of files that are not whole yet, ours and safetensors'
+LEFT = ".*"
 # seconds after which what a killed process left half written is no other process's work
 STALE = 24 * 3600
 
@@ -156,7 +158,7 @@ def _make_room(
     path: Path,  # does not count: it is replaced
 ) -> list[Entry]:
     """Remove what was not used for longest, and what killed processes left; return the first."""
-    for left in cache_folder().glob(".otdd-*.tmp"):
+    for left in cache_folder().glob(LEFT):
         with suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
@@ -190,6 +192,6 @@ def cached() -> list[Entry]:
 def clear_cache() -> tuple[int, int]:  # embeddings and bytes that went
     """Remove all embeddings; datasets that were downloaded stay."""
     entries = cached()
-    for path in [*(entry.path for entry in entries), *cache_folder().glob(".otdd-*.tmp")]:
+    for path in [*(entry.path for entry in entries), *cache_folder().glob(LEFT)]:
         path.unlink(missing_ok=True)
     return len(entries), sum(entry.size for entry in entries)

@@ -27,8 +27,7 @@ def encode_steps(
 ) -> Generator[Progress, None, tuple[Tensor, list[str]]]:
     """Return features (n, d) of samples and what to announce; from the cache where they are.
 
-    Memory: the features, a few batches of samples, and one more copy of the features while they
-    go into the cache.
+    Memory: the features, and a few batches of samples.
 
     Raises:
         EncoderError: samples that it cannot take, or what it returns are no features.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from otdd_flash.archive import plain
@@ -18,8 +19,6 @@ METADATA = "otdd_flash"  # key of our part of a header
 
 def write_dataset(dataset: LabelledDataset, path: str | Path) -> None:
     """Write points, labels, names and provenance, which ``load`` reads back; weights are not.
-
-    Memory: one copy of the points.
 
     Raises:
         OSError: the file cannot be written; what was there before stays.
@@ -35,9 +34,21 @@ def write_dataset(dataset: LabelledDataset, path: str | Path) -> None:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
-    """Write tensors as a safetensors file, whole or not at all."""
-    from safetensors.torch import save
+    """Write tensors as a safetensors file, whole or not at all; none is copied.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with torch.no_grad(), written_whole(path) as file:
-        file.write(save(kept, header))
+    with written_whole(path) as file:
+        try:
+            save_file(kept, file.name, header)
+        except SafetensorError as error:
+            raise OSError(f"{path}: cannot be written ({error})") from error
+        # a private file of the library's is there now in place of the open one
+        os.chmod(file.name, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        with open(file.name, "rb") as whole:
+            os.fsync(whole.fileno())
