@@ -31,6 +31,8 @@ def test_pairs(kind):
     holds(load((kind(X), kind(Y))), X, Y)
     holds(load((kind(X), KINDS[Y].tolist())), X, (Y + 2) % 3, ("ant", "cat", "emu"))
     refused(LabelError, "labels have shape (5,), expected (12,)", (kind(X), kind(Y[:5])))
+    refused(LabelError, "has no labels; name their column", (kind(X), None))
+    assert load((kind(X), None), labels="none").class_names == ("all",)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,8 @@ def test_torch_subsets_yield_the_labels_of_the_subset():
     holds(load(nested), X[rows], Y[rows])
     holds(load(DataLoader(nested, batch_size=3)), X[rows], Y[rows])
     holds(load(ConcatDataset([nested, whole])), np.concatenate([X[rows], X]), [*Y[rows], *Y])
+    twice = DataLoader(nested, sampler=[0, 1, 2, 3, 3, 2, 1, 0], batch_size=3)
+    holds(load(twice), X[rows + rows[::-1]], Y[rows + rows[::-1]])
     drawn, expected = load(whole, max_samples=6, seed=3), load((X, Y), max_samples=6, seed=3)
     holds(drawn, expected.points, expected.labels.tolist())
     refused(DataError, "Subset: is empty", Subset(whole, []))

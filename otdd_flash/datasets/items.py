@@ -88,6 +88,9 @@ class Gather:
                 f"before it {self.block.dtype} {tuple(self.block.shape[1:])}; all samples must "
                 "have one shape and dtype"
             )
+        if self.seen > len(self.block):
+            # a sampler may draw more items than there are
+            self.block = torch.cat([self.block, torch.empty_like(self.block)])
         self.block[self.seen - 1] = point
 
     def samples(self) -> Any:

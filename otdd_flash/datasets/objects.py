@@ -97,7 +97,7 @@ def _pair(points: Any, labels: Any, settings: LoadSettings) -> RawDataset:
         raw = raw_table(TableFrame(table), name, bare, None, source=name)
     else:
         raw = RawDataset(name, samples_of(points, name), None, provenance={"source": name})
-    return replace(raw, labels=tidy_labels(labels, len(raw), name))
+    return raw if labels is None else replace(raw, labels=tidy_labels(labels, len(raw), name))
 
 
 def samples_of(values: Any, name: str) -> Samples:
