@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -176,6 +177,21 @@ def test_a_cache_that_cannot_be_written_is_announced(folder):
     (said,) = write_cached("k", features(), ABOUT)
     assert said == f"not kept: the cache {folder} cannot be written (File exists)"
     assert read_cached("k") is None and cached() == [] and clear_cache() == (0, 0)
+
+
+def test_a_disk_that_is_full_costs_the_place_in_the_cache_only(folder):
+    write_cached("k", features(), ABOUT)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # files cannot grow beyond 2 kB
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        (said,) = write_cached("k", features(2.0, rows=1000), ABOUT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert said.startswith(f"not kept: the cache {folder} cannot be written (")
+    assert "File too large" in said
+    assert [path.name for path in folder.iterdir()] == ["k.safetensors"]
+    assert torch.equal(read_cached("k")[0], features())
 
 
 def cache(*arguments):
