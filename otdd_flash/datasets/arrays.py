@@ -18,9 +18,11 @@ from torch import Tensor
 from otdd_flash.checks import dense_points
 from otdd_flash.datasets.raw import RawDataset, check_file, damaged
 from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.embed.written import METADATA
 from otdd_flash.errors import DataError, DatasetNotFoundError, LabelError, OTDDError, SettingsError
 from otdd_flash.labels import label_array
 from otdd_flash.samples import Arrays
+from otdd_flash.types import check_sample_shape
 
 # names of arrays that are understood, the best first; `x_train` and `train_x` are found too
 POINTS = ("points", "x", "data", "images", "features", "embeddings", "inputs", "samples")
@@ -28,7 +30,6 @@ LABELS = ("labels", "y", "label", "targets", "target", "classes")
 TORCH = (b"PK", b"\x80")
 # first bytes of files; of torch's: a zip archive, or a pickle before torch 1.6
 STARTS = {".npz": (b"PK",), ".npy": (b"\x93NUMPY",), ".pt": TORCH, ".pth": TORCH}
-METADATA = "otdd_flash"  # key of what `otdd embed` wrote into the header of a safetensors file
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,9 @@ def raw_arrays(
         )
     points = dense_points(archive.read(points_name), name)
     shape = archive.header.get("sample_shape")
-    if shape:
-        points = points.reshape(points.shape[0], *shape)
+    if shape and len(points):
+        shape = check_sample_shape(shape, points[0].numel(), name)
+        points = points.reshape(len(points), *shape)
     class_names = archive.header.get("class_names")
     if class_names is None and "class_names" in archive.names:
         class_names = [str(v) for v in np.asarray(archive.read("class_names")).tolist()]
