@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from idx_files import write_pair
 from PIL import Image
 from small_sets import announced, holds, noise, refused, together, write_images
 from torchvision.transforms.v2 import functional
@@ -175,6 +176,15 @@ def test_folders_of_splits_and_folders_without_classes(tmp_path):
     refused(
         DataError, "nothing: no images or .txt files in class sub-folders", tmp_path / "nothing"
     )
+
+
+def test_folders_of_idx_files(tmp_path):
+    images, labels = write_pair(tmp_path / "set", n=30)
+    holds(load(tmp_path / "set"), images, labels, "0123456789")
+    assert load(tmp_path / "set", max_samples=10).sample_shape == (28, 28)
+    refused(SettingsError, "has no split 'test'; it is one set", f"{tmp_path}/set@test")
+    (tmp_path / "set" / "train-labels-idx1-ubyte").unlink()
+    refused(DataError, "found without train-labels-idx1-ubyte[.gz] beside it", tmp_path / "set")
 
 
 def test_a_table_may_name_the_images_of_a_folder(tmp_path):

@@ -20,7 +20,7 @@ A dataset is one of
   sklearn:wine                 of scikit-learn
   table.csv                    or .tsv, .parquet, .arrow: a row a sample
   arrays.npz                   or .npy, .safetensors, .pt: points and labels
-  folder                       of class folders of images or texts, or saved by datasets
+  folder                       of class folders of images or texts, IDX files, or saved by datasets
 with @test behind it for another split.
 """
 

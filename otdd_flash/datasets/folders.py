@@ -14,8 +14,10 @@ import numpy as np
 from otdd_flash.datasets.columns import IMAGE_SUFFIXES, raw_table
 from otdd_flash.datasets.frames import Frame, ParquetFrame, TableFrame, read_arrow, read_csv
 from otdd_flash.datasets.hub import raw_hugging_face, saved_dataset
-from otdd_flash.datasets.places import entries_of
-from otdd_flash.datasets.raw import RawDataset, check_file, damaged
+from otdd_flash.datasets.idx_sets import find_idx, load_idx
+from otdd_flash.datasets.places import Place, entries_of
+from otdd_flash.datasets.raw import RawDataset, check_file, damaged, raw_of
+from otdd_flash.datasets.registry import IdxEntry
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.samples import Images, Samples, Texts
@@ -40,10 +42,14 @@ def read_folder(path: Path, settings: LoadSettings, label: str | None) -> RawDat
     if "state.json" in names or "dataset_dict.json" in names:
         dataset = saved_dataset(path, settings.split)
         return raw_hugging_face(dataset, _name(path), settings, label, source=str(path))
-    for place in (path, path / "data"):
-        shards = [n for n in entries_of(place) if n.endswith(SHARDS) and n not in MANIFESTS]
+    for beside in (path, path / "data"):
+        shards = [n for n in entries_of(beside) if n.endswith(SHARDS) and n not in MANIFESTS]
         if shards:
-            return _read_shards(place, shards, path, settings, label)
+            return _read_shards(beside, shards, path, settings, label)
+    entry = IdxEntry(_name(path), shared_names=False)
+    place = Place(path, "folder", explicit=True)
+    if settings.split in entry.splits and (pair := find_idx(place, entry, settings.split)):
+        return raw_of(load_idx(pair, entry, settings.split))
     root, folders = path, [n for n in names if (path / n).is_dir()]
     splits = {n for n in folders if n.lower() in SPLITS}
     if splits and splits == set(folders):
@@ -135,8 +141,8 @@ def _read_classes(root: Path, name: str, **provenance: Any) -> RawDataset:
     kind, suffixes = ("images", IMAGE_SUFFIXES) if pictures else ("texts", (".txt",))
     if not pictures and not writings:
         raise DataError(
-            f"{root}: no images or .txt files in class sub-folders, no Parquet, Arrow or metadata "
-            "files, nothing that datasets.save_to_disk wrote; give one of these, or a file"
+            f"{root}: no images or .txt files in class sub-folders, no Parquet, Arrow, IDX or "
+            "metadata files, nothing that datasets.save_to_disk wrote; give one of these, or a file"
         )
     kept = {n: [f for f in files if f.lower().endswith(suffixes)] for n, files in found.items()}
     names = tuple(n for n in classes if kept[n])
