@@ -1,6 +1,7 @@
 """Images: folders, colours, sizes and layouts, unified by rules that are announced."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -178,6 +179,20 @@ def test_folders_of_splits_and_folders_without_classes(tmp_path):
     )
 
 
+def test_folders_of_texts(tmp_path):
+    for name in ("good/1.txt", "good/2.txt", "bad/1.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"it is {name}", "utf-8")
+    refused(DataError, "holds texts, which need an encoder: encoder='sentence:MODEL'", tmp_path)
+
+    def lengths(texts):
+        return np.array([[len(text)] for text in texts], dtype=np.float32)
+
+    holds(load(tmp_path, encoder=lengths), [[15], [16], [16]], [0, 1, 1], ("bad", "good"))
+    (tmp_path / "bad" / "2.txt").write_bytes("é".encode("latin-1"))
+    refused(DataError, "2.txt: is no UTF-8 text; convert it", tmp_path, encoder=lengths)
+
+
 def test_folders_of_idx_files(tmp_path):
     images, labels = write_pair(tmp_path / "set", n=30)
     holds(load(tmp_path / "set"), images, labels, "0123456789")
@@ -193,6 +208,15 @@ def test_a_table_may_name_the_images_of_a_folder(tmp_path):
     (tmp_path / "metadata.csv").write_text("file_name,label\n2.png,b\n0.png,a\n")
     holds(load(tmp_path), images[[2, 0]], [1, 0], ("a", "b"))
     holds(load(tmp_path / "metadata.csv"), images[[2, 0]], [1, 0], ("a", "b"))
+    (tmp_path / "metadata.csv").unlink()
+    rows = [{"file_name": "1.png", "label": "b"}, {"file_name": "0.png", "label": "a"}]
+    lines = tmp_path / "metadata.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    holds(load(tmp_path), images[[1, 0]], [1, 0], ("a", "b"))
+    lines.write_text('{"file_name": ')
+    refused(DataError, "metadata.jsonl: not a whole JSON lines file", tmp_path)
+    lines.write_text(json.dumps({"file_name": "9.png", "label": "a"}))
+    refused(DataError, "9.png: no such file", tmp_path)
 
 
 def test_a_draw_comes_before_decoding(tmp_path, monkeypatch):

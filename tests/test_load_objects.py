@@ -163,9 +163,28 @@ def test_parquet_in_the_layout_of_the_hub(tmp_path, monkeypatch):
     holds(load(tmp_path / "set"), X, Y)
     holds(load(f"{tmp_path}/set@test"), X[:3], Y[:3])
     refused(SettingsError, "has no split 'val'; it has test, train", f"{tmp_path}/set@val")
+    # without splits in their names, files are one set; Arrow files as `datasets` caches them
+    for k, rows in enumerate((range(5), range(5, 12))):
+        write_stream(tmp_path / "arrow" / f"{k}.arrow", data.select(rows).data.table)
+    holds(load(tmp_path / "arrow"), X, Y)
+    refused(SettingsError, "its files name no splits, there is no 'test'", f"{tmp_path}/arrow@test")
+    write_stream(tmp_path / "arrow" / "2.arrow", pa.table({"other": [1]}))
+    refused(DataError, "its Arrow files are no one table", tmp_path / "arrow")
+    data.to_parquet(tmp_path / "arrow" / "3.parquet")
+    refused(DataError, "holds Parquet and Arrow files of one split", tmp_path / "arrow")
     holds(load(f"hf:{tmp_path / 'set'}@test"), X[:3], Y[:3])
+    other = data.rename_column("vector", "points")
+    other.to_parquet(tmp_path / "set" / "data" / "train-00002-of-00003.parquet")
+    refused(DataError, "are not those of", tmp_path / "set")
+    refused(DatasetNotFoundError, "because column names don't match", f"hf:{tmp_path / 'set'}")
     refused(DatasetNotFoundError, "hf:nobody/nothing: cannot be loaded", "hf:nobody/nothing")
     refused(DatasetNotFoundError, "'hf:' names no dataset; write hf:owner/name", "hf:")
+
+
+def write_stream(path, table):
+    path.parent.mkdir(exist_ok=True)
+    with pa.ipc.new_stream(path, table.schema) as file:
+        file.write_table(table)
 
 
 def test_torch_subsets_yield_the_labels_of_the_subset():

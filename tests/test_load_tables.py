@@ -199,6 +199,24 @@ def test_vectors_and_texts_in_columns(tmp_path):
     refused(DataError, "column 'text' holds 12 different strings in 12 rows, too many for", path)
 
 
+def lengths(texts):
+    """Encode texts by two numbers."""
+    return np.array([[len(text), text.count(" ")] for text in texts], dtype=np.float32)
+
+
+def test_one_column_of_texts_goes_to_an_encoder_of_the_user(tmp_path):
+    words = [f"number {k} of {k * k}" for k in range(12)]
+    path = write(tmp_path / "a.parquet", pa.table({"text": words, "other": X[:, 0], "label": Y}))
+    holds(load(path, features="text", encoder=lengths), lengths(words), Y)
+    assert "encoded by" in announced(load(path, features="text", encoder=lengths))
+    gaps = pa.table({"text": [None, *words[1:]], "label": Y})
+    path = write(tmp_path / "b.parquet", gaps)
+    refused(DataError, "column 'text' has 1 missing texts; drop those rows", path, encoder=lengths)
+    kept = load(path, encoder=lengths, missing="drop")
+    holds(kept, lengths(words[1:]), Y[1:])
+    assert "dropped 1 of 12 rows without text" in announced(kept)
+
+
 def test_tables_of_other_columns_name_the_ways_out(tmp_path):
     one = write(tmp_path / "a.parquet", table(label=Y))
     two = write(tmp_path / "b.parquet", table(label=Y).drop(["d"]).append_column("e", [X[:, 3]]))

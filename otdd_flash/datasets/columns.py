@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LABEL_NAMES = {"label", "labels", "class", "target", "targets", "y", "category"}
 # what tools write beside the data: left out where the values only number the rows
 INDEX_NAMES = {"", "unnamed: 0", "index", "id", "__index_level_0__"}
+# column of image files in the tables that the `datasets` library puts beside them
+FILE_NAME = "file_name"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 LISTED = 20  # names that a message lists
 
@@ -59,7 +61,7 @@ def raw_table(
     else:
         kept = _matched(settings.features, [n for n in names if n != chosen], name)
     samples, used, more = _samples(frame, kept, name, settings, base)
-    return RawDataset(
+    raw = RawDataset(
         name,
         samples,
         values,
@@ -67,6 +69,12 @@ def raw_table(
         {**provenance, "label": chosen, "features": used if len(used) <= LISTED else len(used)},
         tuple(said + more),
     )
+    if isinstance(samples, Texts) and settings.missing == "drop":
+        there = np.asarray(frame.column(used[0]).is_valid())
+        if not there.all():
+            dropped = f"dropped {(~there).sum():,} of {len(raw):,} rows without text"
+            return raw.take(np.flatnonzero(there), dropped)
+    return raw
 
 
 def class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -161,19 +169,17 @@ def _samples(
         else:
             samples = Arrays(vectors(frame, one, where), rows)
         return samples, [one], said[: len(kept) > 1]
-    if settings.encoder_spec.kind == "sentence":
+    # a user's own encoder takes texts where they are the one feature
+    own = settings.encoder_spec.kind == "own" and words == kept and len(kept) == 1
+    if settings.encoder_spec.kind == "sentence" or own:
         if not words:
             raise DataError(
                 f"{name}: no column holds text for {settings.encoder_spec}, it has {_listed(kept)}"
             )
         one = _only(words, kept, "text", name, settings)
-        where, said = f"{name}: column {one!r}", []
-        if settings.missing == "drop" and (column := frame.column(one)).null_count:
-            said.append(f"dropped {column.null_count:,} of {len(rows):,} rows without text")
-            rows = rows[np.asarray(column.is_valid())]
-        if len(kept) > 1:
-            said.append(f"column {one!r} holds the texts; {_listed(kept, one)} left out")
-        return Texts(texts(frame, one, where), rows), [one], said
+        said = [f"column {one!r} holds the texts; {_listed(kept, one)} left out"]
+        found = Texts(texts(frame, one, f"{name}: column {one!r}"), rows)
+        return found, [one], said[: len(kept) > 1]
     used = [n for n in kept if kinds[n] in ("number", "category")]
     foreign = [n for n in kept if n not in used]
     if not used or (foreign and settings.features is not None):
@@ -199,14 +205,13 @@ def _only(
 
 
 def _are_files(frame: Frame, column: str, base: Path | None) -> bool:
-    """Say whether a column of strings names image files that are there."""
+    """Say whether a column of strings names image files, by its name or because they are there."""
     if base is None:
         return False
     first = frame.take(np.arange(min(3, len(frame))), [column]).column(0).to_pylist()
-    return all(
-        isinstance(v, str) and v.lower().endswith(IMAGE_SUFFIXES) and (base / v).is_file()
-        for v in first
-    )
+    if not all(isinstance(v, str) and v.lower().endswith(IMAGE_SUFFIXES) for v in first):
+        return False
+    return column == FILE_NAME or all((base / v).is_file() for v in first)
 
 
 def _listed(names: Sequence[str], without: str | None = None) -> str:

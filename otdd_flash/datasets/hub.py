@@ -69,8 +69,8 @@ def read_hub(spec: str, settings: LoadSettings, label: str | None) -> RawDataset
         raise SettingsError(f"{spec}: {_short(error)}") from error
     except (OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DatasetNotFoundError(
-            f"{spec}: cannot be loaded ({_short(error)}); check the name and the network, or give "
-            "a local folder"
+            f"{spec}: cannot be loaded ({_short(error.__cause__ or error)}); check the name and "
+            "the network, or give a local folder"
         ) from error
     name = spec.removeprefix(PREFIX)
     return raw_hugging_face(found, name, settings, label, source=spec, split=settings.split)
@@ -127,6 +127,6 @@ def quiet_bars() -> Iterator[None]:
         datasets.enable_progress_bars()
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:300] or type(error).__name__
