@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -47,7 +48,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: dict[
         try:
             save_file(kept, file.name, header)
         except SafetensorError as error:
-            raise OSError(f"{path}: {error}") from error
+            raise OSError(errno.EIO, str(error), str(path)) from error
         # a private file of the library's is there now in place of the open one
         os.chmod(file.name, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         with open(file.name, "rb") as whole:
