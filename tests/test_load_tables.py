@@ -2,6 +2,8 @@
 
 import gzip
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -287,3 +289,18 @@ def test_two_files_of_one_name_are_told_apart(tmp_path):
         write(tmp_path / folder / "a.csv", table(label=Y))
     a, b = together(tmp_path / "one" / "a.csv", tmp_path / "two" / "a.csv")
     assert a.name.endswith("one/a.csv") and b.name.endswith("two/a.csv")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="skipped: the script reads /proc")
+def test_the_benchmark_of_loading_in_small(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
+    import bench_load
+
+    monkeypatch.setattr(bench_load, "BLOCK", 70)
+    made = [points for _, points, _ in bench_load.blocks(200)]
+    mean = np.concatenate(made).mean()
+    for write_format in bench_load.FORMATS.values():
+        found = bench_load.measure(*write_format(tmp_path, 200))
+        assert (found["samples"], found["features"], found["dtype"]) == (200, 784, "uint8")
+        # sums of whole numbers are exact in float64
+        assert found["mean"] == mean and found["peak_bytes"] > found["own_bytes"] > 0
