@@ -43,8 +43,20 @@ class PairValue:
         return low, high
 
 
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What every finding says of how it was found."""
+
+    epsilon: float  # in units of the cost, one for all that was compared
+    settings: OTDDSettings
+    seconds: dict[str, float]  # by stage
+    device: str
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
-class MatrixResult:
+class MatrixResult(Finding):
     """All distances among K datasets at one eps, symmetric, with a diagonal of zeros.
 
     ``squared_lower`` and ``squared_upper`` enclose ``squared``; ``transport_lower`` and
@@ -65,14 +77,8 @@ class MatrixResult:
     converged: Tensor  # (K, K) bool
     half_width: Tensor | None  # (K, K)
     noise_floor: tuple[NoiseFloor, ...]  # of each dataset, where asked for
-    epsilon: float  # in units of the cost, one for all pairs
     seed: int  # of resamples and halves
     resamples: int
-    settings: OTDDSettings
-    seconds: dict[str, float]
-    device: str
-    versions: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class RankedSource:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class Ranking(Finding):
     """Sources ordered by their distance to a target, nearest first, at one eps.
 
     ``pearson`` and ``spearman`` are the correlations of distance and score, each with the p-value
@@ -97,14 +103,8 @@ class Ranking:
     sources: tuple[RankedSource, ...]
     pearson: tuple[float, float] | None  # correlation, p-value
     spearman: tuple[float, float] | None
-    epsilon: float
     seed: int
     noise_floor: tuple[NoiseFloor, ...]  # of the target, where asked for
-    settings: OTDDSettings
-    seconds: dict[str, float]
-    device: str
-    versions: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class SamplePair:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Finding):
     """Why two datasets are as far apart as they are.
 
     ``class_mass`` is the plan summed over classes, ``row_entropy`` the entropy in bits of where
@@ -148,7 +148,6 @@ class Explanation:
     source: DatasetSummary
     target: DatasetSummary
     value: PairValue
-    epsilon: float
     class_mass: Tensor  # (Vx, Vy) float64, sums to 1
     class_cost: Tensor  # (Vx, Vy) float64, share of <P, C> that each class pair pays
     label_cost: Tensor  # (Vx, Vy) float64, in units of the cost
@@ -163,15 +162,10 @@ class Explanation:
     target_cost: Tensor  # (m,)
     source_foreign: Tensor  # (n,) float64, NaN without weight
     target_foreign: Tensor  # (m,)
-    settings: OTDDSettings
-    seconds: dict[str, float]
-    device: str
-    versions: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Values:
+class Values(Finding):
     """How foreign each source sample is to the target: higher means more foreign.
 
     ``value`` is calibrated: the debiased potential minus the mean of the others'. It is the sum of
@@ -191,12 +185,6 @@ class Values:
     squared_bounds: tuple[float, float]
     marginal_error: float  # L1, the largest of all solves
     converged: bool
-    epsilon: float
-    settings: OTDDSettings
-    seconds: dict[str, float]
-    device: str
-    versions: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 def extremes(

@@ -85,6 +85,7 @@ FLOORS = (
         "otdd_flash.naming",
         "otdd_flash.portraits",
         "otdd_flash.tables",
+        "otdd_flash.findings_io",
         "otdd_flash.results",
     ),
     ("otdd_flash.bench", "otdd_flash.report", "otdd_flash.flows"),

@@ -11,16 +11,8 @@ from problems import dataset
 
 import otdd_flash as otdd
 from otdd_flash import Confidence, LabelledDataset, OTDDSettings
-from otdd_flash.tables import (
-    explanation_text,
-    finding_json,
-    matrix_csv,
-    matrix_text,
-    ranking_text,
-    read_scores,
-    values_csv,
-    values_text,
-)
+from otdd_flash.findings_io import finding_json, matrix_csv, read_scores, values_csv
+from otdd_flash.tables import explanation_text, matrix_text, ranking_text, values_text
 
 SETTINGS = OTDDSettings(epsilon="3%", device="cpu")
 

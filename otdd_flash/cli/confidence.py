@@ -70,7 +70,7 @@ def file_option(name: str, metavar: str, text: str) -> Callable[[Command], Comma
 
 def show(found: Any, as_json: bool, text: Callable[[Any], str], warned: list[str]) -> None:
     """Print a finding on stdout, and its warnings on stderr."""
-    from otdd_flash.tables import finding_json
+    from otdd_flash.findings_io import finding_json
 
     click.echo(json.dumps(finding_json(found), allow_nan=False) if as_json else text(found))
     sys.stdout.flush()

@@ -105,9 +105,9 @@ def _write(found: MatrixResult, out: Path) -> None:
     import json
 
     from otdd_flash.files import written_whole
+    from otdd_flash.findings_io import finding_json, matrix_csv
     from otdd_flash.maps import plot_map, plot_matrix, plot_tree
     from otdd_flash.results import save
-    from otdd_flash.tables import finding_json, matrix_csv
 
     save(found, out / "matrix.npz")
     matrix_csv(found, out / "matrix.csv")

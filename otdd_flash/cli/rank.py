@@ -72,7 +72,8 @@ def rank(**options: Any) -> None:
     settings, confidence = settings_of(options), confidence_of(options)
     check_device(settings.device, options["devices"])
 
-    from otdd_flash.tables import ranking_text, read_scores
+    from otdd_flash.findings_io import read_scores
+    from otdd_flash.tables import ranking_text
 
     scores = None if options["transfer"] is None else read_scores(options["transfer"])
     bars = Bars(wanted(options["quiet"]))

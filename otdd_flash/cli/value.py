@@ -54,8 +54,9 @@ def value(**options: Any) -> None:
     bars = Bars(wanted(options["quiet"]))
     src, tgt = load_pair(options, bars, silent if options["quiet"] else say)
 
+    from otdd_flash.findings_io import values_csv
     from otdd_flash.results import save
-    from otdd_flash.tables import values_csv, values_text
+    from otdd_flash.tables import values_text
     from otdd_flash.valuation import value_steps
 
     found, warned = drive(value_steps(src, tgt, settings), bars)
