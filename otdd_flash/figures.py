@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import font_manager, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from otdd_flash.files import written_whole
 from otdd_flash.png import ON_LIGHT, write_png
+from otdd_flash.results import printable
 
 DPI = 150
 # named ticks on an axis; the names between them are left out
 MOST_TICKS = 25
 # numbers are written into heat maps of at most this many rows or columns
 MOST_NUMBERS = 12
+# fonts that hold what matplotlib's own does not, first those that hold most
+OTHER_SCRIPTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Source Han Sans",
+    "Hiragino Sans",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "WenQuanYi Micro Hei",
+    "Noto Sans Devanagari",
+    "Noto Sans Arabic",
+    "Noto Emoji",
+)
 # the luminance of a ground on which black and white are read equally well
 HALFWAY = 0.18
 
@@ -35,12 +51,13 @@ def drawn(
     Raises:
         OSError: the file cannot be written.
     """
-    if isinstance(path_or_figure, Figure):
-        draw(path_or_figure)
-        return path_or_figure
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
+    with rc_context({"font.family": _fonts()}):
+        if isinstance(path_or_figure, Figure):
+            draw(path_or_figure)
+            return path_or_figure
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
     kind = Path(path_or_figure).suffix.lstrip(".").lower() or "png"
     with written_whole(path_or_figure) as file:
         if kind == "png":
@@ -48,6 +65,13 @@ def drawn(
         else:
             figure.savefig(file, format=kind, dpi=DPI)
     return figure
+
+
+@cache
+def _fonts() -> list[str]:
+    """Return the usual font, and those of other scripts that this machine has."""
+    known = set(font_manager.get_font_names())
+    return [*rcParams["font.family"], *(name for name in OTHER_SCRIPTS if name in known)]
 
 
 def power_of_1000(values: np.ndarray) -> int:
@@ -113,6 +137,7 @@ def faint_grid(axes: Axes) -> None:
 
 def short(text: str, width: int) -> str:
     """Return a text cut to ``width`` characters; ``$`` is kept from starting a formula."""
+    text = printable(text)
     text = text if len(text) <= width else f"{text[: width - 1]}…"
     return text.replace("$", r"\$")
 

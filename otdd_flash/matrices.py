@@ -138,6 +138,8 @@ def positions(
 
     distance = result.distance.numpy()
     count = len(distance)
+    if not distance.any():
+        return np.zeros((count, 2)), 0.0
     centring = np.eye(count) - 1 / count
     values, vectors = np.linalg.eigh(-centring @ distance**2 @ centring / 2)
     first = vectors[:, -2:] * np.sqrt(values[-2:].clip(min=0))
@@ -148,8 +150,7 @@ def positions(
     place = place @ turn.T
     place = place * np.where(place[0] * [-1, 1] < 0, -1.0, 1.0)
     gaps = np.linalg.norm(place[:, None] - place[None], axis=-1)
-    total = float((distance**2).sum())
-    stress = float(((gaps - distance) ** 2).sum() / total) ** 0.5 if total > 0 else 0.0
+    stress = float(((gaps - distance) ** 2).sum() / (distance**2).sum()) ** 0.5
     return place, stress
 
 

@@ -5,7 +5,7 @@ A distance of that size says no more than that both sets have as many samples.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,17 +22,27 @@ from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress
 Value = TypeVar("Value")
 
 
+def check_halves(datasets: Iterable[LabelledDataset]) -> None:
+    """Refuse datasets of one sample, before anything is computed of them.
+
+    Raises:
+        SettingsError: naming the dataset.
+    """
+    for dataset in datasets:
+        if int((dataset.weights > 0).sum()) < 2:
+            raise SettingsError(
+                f"{dataset.name} has one sample: there are no two halves for a noise floor"
+            )
+
+
 def halves(dataset: LabelledDataset, seed: int) -> tuple[LabelledDataset, LabelledDataset]:
     """Return two disjoint halves with the same share of each class, drawn by a seed.
 
     Raises:
         SettingsError: a dataset of one sample.
     """
+    check_halves([dataset])
     used = (dataset.weights > 0).nonzero()[:, 0].cpu()
-    if len(used) < 2:
-        raise SettingsError(
-            f"{dataset.name} has one sample: there are no two halves for a noise floor"
-        )
     shuffled = used[torch.from_numpy(np.random.default_rng(seed).permutation(len(used)))]
     labels = dataset.labels.cpu()[shuffled]
     # sorted by class, every other sample goes to one half

@@ -33,7 +33,7 @@ from otdd_flash.divergence import (
     warn_unconverged,
 )
 from otdd_flash.errors import SettingsError
-from otdd_flash.noise import floor_steps
+from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, prepare_steps, units
@@ -148,6 +148,8 @@ def steps(
     """Compute as :func:`distance` does, yielding progress to whoever shows it."""
     clock = _Clock()
     check_dimensions(src, tgt)
+    if confidence is not None and confidence.noise_floor:
+        check_halves((src, tgt))
     if differentiable:
         check_differentiable(src, tgt)
     device = resolve_device(settings.device)

@@ -21,7 +21,7 @@ from otdd_flash.crew import Piece, crew_steps
 from otdd_flash.divergence import absolute_epsilon
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.findings import PairValue
-from otdd_flash.noise import floor_steps
+from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.prepared import Prepared, mean_cost, prepare_steps
 from otdd_flash.shared import Pair, Shared
 from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress, parse_epsilon
@@ -92,6 +92,7 @@ def pair_steps(
     clock = Laps()
     for dataset in datasets[1:]:
         check_dimensions(datasets[0], dataset)
+    check_halves(datasets[k] for k in floors)
     prepared = yield from prepare_steps(datasets, settings, devices[0])
     clock.lap("prepare")
     shared = Shared(prepared, settings, confidence)

@@ -196,6 +196,12 @@ def bytes_text(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def printable(text: str) -> str:
+    """Return a text without line breaks, tabs and marks that turn the direction of writing."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def clipped(text: str, width: int) -> str:
-    """Return a text of at most ``width`` characters."""
+    """Return a text of at most ``width`` characters on one line."""
+    text = printable(text)
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -15,7 +15,7 @@ from otdd_flash.findings import (
     Values,
     extremes,
 )
-from otdd_flash.results import clipped, conventions, floor_text, sampled
+from otdd_flash.results import TABLE_ROWS, clipped, conventions, floor_text, sampled
 from otdd_flash.types import DatasetSummary, NoiseFloor, OTDDSettings
 
 LABEL = 13  # width of the first column
@@ -121,7 +121,8 @@ def ranking_text(result: Ranking) -> str:
     kind = "bounds of the solve"
     if first is not None:
         kind = f"{first.level:.0%} of {first.resamples} resamples, seed {first.seed}"
-    rows = [("target", f"{result.target.name} ({result.target.n:,} samples)"), ("between", kind)]
+    target = f"{clipped(result.target.name, NAME)} ({result.target.n:,} samples)"
+    rows = [("target", target), ("between", kind)]
     for name, found in (("Pearson", result.pearson), ("Spearman", result.spearman)):
         if found is not None:
             rows.append((name, f"{found[0]:.4f} of distance and score (p = {found[1]:.2g})"))
@@ -197,8 +198,8 @@ def _split_text(result: Explanation) -> str:
 
 def _classes_text(result: Explanation) -> str:
     """Return where each source class goes, most mass first, and how spread out."""
-    body = []
-    for c, name in enumerate(result.source.class_names):
+    body, names = [], result.source.class_names
+    for c, name in enumerate(names[:TABLE_ROWS]):
         mass = result.class_mass[c]
         total = float(mass.sum())
         order = mass.argsort(descending=True)[:3].tolist()
@@ -211,7 +212,9 @@ def _classes_text(result: Explanation) -> str:
         body.append(
             [clipped(name, NAME), f"{float(result.row_entropy[c]):.2f}", f"{paid:.1%}", goes]
         )
-    return grid(["source class", "bits", "of <P, C>", "goes to"], body)
+    table = grid(["source class", "bits", "of <P, C>", "goes to"], body)
+    rest = len(names) - len(body)
+    return f"{table}\n... and {rest:,} classes more (all are in --json)" if rest else table
 
 
 def values_text(result: Values) -> str:

@@ -5,7 +5,7 @@ The matrix is computed twice, so that the second time counts no compilation. The
 60,000 samples a side, without and with 50 resamples. A CPU gets fewer samples by the options.
 
     python scripts/bench_matrix.py --data-root DATA --output scripts/results/bench_matrix_h200.json
-    python scripts/bench_matrix.py --samples 1000 --large 5000 --device cpu
+    python scripts/bench_matrix.py --samples 1000 --large 5000 --device cpu --output FILE.json
 """
 
 from __future__ import annotations

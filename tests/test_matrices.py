@@ -211,6 +211,20 @@ def test_bad_input_is_refused(sets, tmp_path):
     assert not found.converged[0, 2]
 
 
+def test_what_cannot_be_halved_is_refused_before_anything_is_computed(sets, tmp_path):
+    one = named(dataset(1, 3, 0, classes=1), "one")
+    with pytest.raises(otdd.SettingsError, match="one has one sample: there are no two halves"):
+        otdd.matrix([*sets, one], SETTINGS, confidence=Confidence(noise_floor=True), out=tmp_path)
+    assert not list((tmp_path / "pairs").iterdir())
+
+
+def test_sets_at_one_place_have_a_map_and_a_tree():
+    one = named(dataset(1, 3, 0, classes=1), "one")
+    found = otdd.matrix([one, one, one], SETTINGS)
+    place, stress = positions(found)
+    assert not place.any() and stress == 0 and not linkage(found)[:, 2].any()
+
+
 def test_names_are_made_unique():
     sets = [named(dataset(3, 2, 0), name) for name in ("a", "a", "a (2)", "b", "a")]
     names = unique_names(sets)

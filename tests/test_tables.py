@@ -90,6 +90,20 @@ def test_values_as_text_json_and_csv(tmp_path):
     json.dumps(data, allow_nan=False)
 
 
+def test_names_stay_on_their_line():
+    made = named(1, "a\nname\twith\u202emarks"), named(2, "b")
+    found = otdd.matrix(made, SETTINGS)
+    assert matrix_text(found).splitlines()[1].startswith("a name with marks ")
+    ranked = otdd.rank(made[0], made, SETTINGS)
+    assert "a name with marks (20 samples)" in ranking_text(ranked)
+
+
+def test_of_many_classes_a_text_has_the_first():
+    many = LabelledDataset(dataset(90, 2, 0).points, torch.arange(90) % 45, name="many")
+    text = explanation_text(otdd.explain(many, named(1, "b"), SETTINGS))
+    assert "... and 15 classes more (all are in --json)" in text
+
+
 def test_scores_are_read_with_or_without_a_head(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text('a,0.5\n"b, c",-1e-3\n')

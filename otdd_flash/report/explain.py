@@ -11,7 +11,7 @@ from otdd_flash.findings import CostSplit, Explanation, SamplePair
 from otdd_flash.plots import SAMPLES
 from otdd_flash.report.distance import LABEL_COST
 from otdd_flash.report.page import Card, Column, Page
-from otdd_flash.report.parts import class_tables, datasets_table, ending, headline
+from otdd_flash.report.parts import MOST_PAIRS, class_tables, datasets_table, ending, headline
 from otdd_flash.results import conventions
 from otdd_flash.sheets import is_image, sample_pictures, stacked
 from otdd_flash.types import DatasetSummary, LabelledDataset
@@ -118,10 +118,12 @@ def _entropies(
             100 * float(mass[c, best[c]] / mass[c].sum()),
             float(entropy[c]),
         )
-        for c, name in enumerate(source.class_names)
+        for c, name in enumerate(source.class_names[:MOST_PAIRS])
     ]
     most = len(target.class_names)
     note = f"0 bits: one target class; {float(np.log2(most)):.2f}: all {most} alike"
+    if len(rows) < len(source.class_names):
+        note += f"; the first {len(rows):,} of {len(source.class_names):,} classes"
     page.table("Where each class goes", columns, rows, note=note)
 
 
