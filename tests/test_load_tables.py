@@ -1,6 +1,7 @@
 """Tables: csv, tsv, Parquet, Arrow; which column is the label, and how rows become points."""
 
 import gzip
+import json
 import math
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def write(path, content: pa.Table):
     elif name.endswith(".ipc"):
         with pa.ipc.new_stream(path, content.schema) as file:
             file.write_table(content, max_chunksize=5)
+    elif name.endswith(".jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in content.to_pylist()))
     else:
         rows = zip(*(column.to_pylist() for column in content.columns), strict=True)
         rows = [["" if cell is None else cell for cell in row] for row in rows]
@@ -47,7 +50,7 @@ def write(path, content: pa.Table):
     return path
 
 
-SUFFIXES = [".csv", ".tsv", ".csv.gz", ".parquet", ".arrow", ".ipc"]
+SUFFIXES = [".csv", ".tsv", ".csv.gz", ".jsonl", ".parquet", ".arrow", ".ipc"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -56,14 +59,15 @@ def test_rows_with_labels_of_strings(tmp_path, suffix):
     dataset = load(path, label="kind", scale="none")
     # classes are numbered in sorted order, wherever they come first
     holds(dataset, X, (Y + 2) % 3, ("ant", "cat", "emu"))
-    assert dataset.points.dtype == (
-        torch.float64 if ".csv" in suffix or ".tsv" in suffix else torch.float32
-    )
+    binary = suffix in (".parquet", ".arrow", ".ipc")
+    assert dataset.points.dtype == (torch.float32 if binary else torch.float64)
     assert dataset.provenance["label"] == "kind" and dataset.provenance["features"] == [*NAMES]
     refused(
         LabelError, "no column looks like labels, it has 'a', 'b', 'c', 'd', 'kind'; choose", path
     )
     refused(LabelError, "there is no column 'kin', it has 'a',", path, label="kin")
+    loud = path.rename(tmp_path / f"B{suffix.upper()}")
+    holds(load(loud, label="kind", scale="none"), X, (Y + 2) % 3)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -256,6 +260,7 @@ def test_damaged_files_name_themselves(tmp_path, suffix):
     refused(DataError, f"a{suffix}: the file is empty; replace it with a good copy", path)
     path.write_bytes(b"<html><body>404</body></html>")
     refused(DataError, f"a{suffix}: holds a web page, not data", path)
+    # a table of text that ends after a row is whole, for all that can be told
     if suffix not in (".csv", ".tsv"):
         write(path, table(np.tile(X, (30, 1)), label=np.tile(Y, 30)))
         path.write_bytes(path.read_bytes()[:-300])

@@ -18,7 +18,7 @@ A dataset is one of
   mnist-mini, cifar10, ...     a name of `otdd datasets`
   hf:owner/name:config         of the Hugging Face hub
   sklearn:wine                 of scikit-learn
-  table.csv                    or .tsv, .parquet, .arrow: a row a sample
+  table.csv                    or .tsv, .jsonl, .parquet, .arrow: a row a sample
   arrays.npz                   or .npy, .safetensors, .pt: points and labels
   folder                       of class folders of images or texts, IDX files, or saved by datasets
 with @test behind it for another split.

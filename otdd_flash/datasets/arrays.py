@@ -24,6 +24,7 @@ from otdd_flash.labels import label_array
 from otdd_flash.samples import Arrays
 from otdd_flash.types import check_sample_shape
 
+ARRAYS = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 # names of arrays that are understood, the best first; `x_train` and `train_x` are found too
 POINTS = ("points", "x", "data", "images", "features", "embeddings", "inputs", "samples")
 LABELS = ("labels", "y", "label", "targets", "target", "classes")
@@ -48,10 +49,10 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
         DatasetNotFoundError, DataError: no such file, damaged, or holding Python objects.
         LabelError: labels that are not there.
     """
-    start = check_file(path)
-    if not start.startswith(STARTS.get(path.suffix, (b"",))):
-        raise damaged(path, path.suffix[1:], ValueError("it starts with other bytes"))
-    read = {".npz": _npz, ".npy": _npy, ".safetensors": _safetensors}.get(path.suffix, _torch)
+    kind = path.suffix.lower()
+    if not check_file(path).startswith(STARTS.get(kind, (b"",))):
+        raise damaged(path, kind[1:], ValueError("it starts with other bytes"))
+    read = {".npz": _npz, ".npy": _npy, ".safetensors": _safetensors}.get(kind, _torch)
     try:
         found = read(path)
         if isinstance(found, Archive):
@@ -66,7 +67,7 @@ def read_array_file(path: Path, settings: LoadSettings, label: str | None) -> Ra
                 f"{path}: holds Python objects, which are not read from files because they can "
                 "run code; save arrays of numbers or strings"
             ) from error
-        raise damaged(path, path.suffix[1:], error) from error
+        raise damaged(path, kind[1:], error) from error
 
 
 def _npz(path: Path) -> Archive:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from otdd_flash.datasets.arrays import read_array_file
+from otdd_flash.datasets.arrays import ARRAYS, read_array_file
 from otdd_flash.datasets.columns import raw_table
 from otdd_flash.datasets.folders import read_folder
-from otdd_flash.datasets.frames import Frame, ParquetFrame, read_arrow, read_csv
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.datasets.tables import TABLES, read_table
 from otdd_flash.errors import DataError, SettingsError
 
-TEXT_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
-ARRAYS = (".npz", ".npy", ".safetensors", ".pt", ".pth")
-SUFFIXES = (*TEXT_TABLES, *PARQUET, *ARROW, *ARRAYS)
+SUFFIXES = (*TABLES, *ARRAYS)
 
 
 def read_path(path: Path, settings: LoadSettings, label: str | None) -> RawDataset:
@@ -37,11 +34,6 @@ def read_path(path: Path, settings: LoadSettings, label: str | None) -> RawDatas
         raise SettingsError(
             f"{path}: one file has no split {settings.split!r}; give the file of that split"
         )
-    said = ""
-    if name.endswith(TEXT_TABLES):
-        frame: Frame
-        frame, said = read_csv(path)
-    else:
-        frame = ParquetFrame([path]) if name.endswith(PARQUET) else read_arrow(path)
+    frame, said = read_table(path)
     raw = raw_table(frame, path.name, settings, label, path.parent, source=str(path))
     return replace(raw, announced=(said, *raw.announced)) if said else raw

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.datasets.columns import IMAGE_SUFFIXES, raw_table
-from otdd_flash.datasets.frames import Frame, ParquetFrame, TableFrame, read_arrow, read_csv
+from otdd_flash.datasets.frames import ParquetFrame, TableFrame
 from otdd_flash.datasets.hub import raw_hugging_face, saved_dataset
 from otdd_flash.datasets.idx_sets import find_idx, load_idx
 from otdd_flash.datasets.places import Place, entries_of
-from otdd_flash.datasets.raw import RawDataset, check_file, damaged, raw_of
+from otdd_flash.datasets.raw import RawDataset, check_file, raw_of
 from otdd_flash.datasets.registry import IdxEntry
 from otdd_flash.datasets.settings import LoadSettings
+from otdd_flash.datasets.tables import read_arrow, read_table
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.samples import Images, Samples, Texts
 
@@ -62,7 +63,7 @@ def read_folder(path: Path, settings: LoadSettings, label: str | None) -> RawDat
         provenance["split"] = settings.split
     for manifest in MANIFESTS:
         if manifest in names:
-            frame = _manifest(root / manifest)
+            frame, _ = read_table(root / manifest)
             return raw_table(frame, _name(path), settings, label, root, **provenance)
     return _read_classes(root, _name(path), **provenance)
 
@@ -113,22 +114,6 @@ def _joined(paths: Sequence[Path]) -> TableFrame:
         return TableFrame(pa.concat_tables(tables))
     except pa.ArrowInvalid as error:
         raise DataError(f"{paths[0].parent}: its Arrow files are no one table ({error})") from error
-
-
-def _manifest(path: Path) -> Frame:
-    """Read the table of an image folder that names its files."""
-    if path.suffix == ".parquet":
-        return ParquetFrame([path])
-    if path.suffix == ".csv":
-        return read_csv(path)[0]
-    import pyarrow as pa
-    from pyarrow import json
-
-    check_file(path)
-    try:
-        return TableFrame(json.read_json(path))
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path, "JSON lines", error) from error
 
 
 def _read_classes(root: Path, name: str, **provenance: Any) -> RawDataset:

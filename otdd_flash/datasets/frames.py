@@ -1,10 +1,7 @@
-"""Tables in files and in memory, read by pyarrow: only the columns and rows that are asked for."""
+"""Tables of pyarrow of which only the columns and rows that are asked for are read."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,12 +14,6 @@ from otdd_flash.samples import consecutive
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# a column's missing entries in text files, as pandas reads them, and UCI's question mark
-NULLS = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "?",
-)  # fmt: skip
 
 # of a Parquet file that are decoded at once: small integers take some twenty times their bytes
 BATCH_BYTES = 1 << 23
@@ -163,73 +154,3 @@ def gather(
     back = np.empty(len(rows), dtype=np.int64)
     back[order] = np.arange(len(rows))
     return table.take(pa.array(back))
-
-
-def read_arrow(path: Path) -> TableFrame:
-    """Map an Arrow file, or a stream as the ``datasets`` library writes it, into memory."""
-    import pyarrow as pa
-
-    check_file(path)
-    try:
-        source = pa.memory_map(str(path))
-        try:
-            return TableFrame(pa.ipc.open_file(source).read_all())
-        except pa.ArrowInvalid:
-            source.seek(0)
-            return TableFrame(pa.ipc.open_stream(source).read_all())
-    except (OSError, ValueError) as error:
-        raise damaged(path, "Arrow", error) from error
-
-
-def read_csv(
-    path: Path,  # .csv or .tsv, perhaps .gz
-) -> tuple[TableFrame, str]:  # and what to announce about the header, or ""
-    """Read a text table; comma, semicolon or tab, told by the first line."""
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
-    check_file(path)
-    first = _first_line(path)
-    tab = path.name.removesuffix(".gz").endswith(".tsv")
-    marks = {mark: first.count(mark) for mark in ("\t,;" if tab else ",;\t")}
-    delimiter = max(marks, key=lambda mark: marks[mark])
-    cells = next(csv.reader(io.StringIO(first), delimiter=delimiter), [])
-    names = [f"c{k}" for k in range(len(cells))] if cells and all(map(_number, cells)) else None
-    if names is None and len(set(cells)) < len(cells):
-        twice = next(cell for cell in cells if cells.count(cell) > 1)
-        raise DataError(
-            f"{path}: two columns are called {twice!r}; the first line must name the columns"
-        )
-    try:
-        table = arrow_csv.read_csv(
-            path,
-            read_options=arrow_csv.ReadOptions(column_names=names),
-            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=arrow_csv.ConvertOptions(
-                null_values=list(NULLS), strings_can_be_null=True
-            ),
-        )
-    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
-        raise damaged(path, "CSV", error) from error
-    if table.num_rows == 0:
-        raise DataError(f"{path}: holds a header and no rows")
-    said = f"no header line, columns are called c0 to c{len(cells) - 1}" if names else ""
-    return TableFrame(table), said
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.readline(1 << 24).decode("utf-8-sig").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is no UTF-8 text; convert it with iconv -t utf-8") from error
-    except (OSError, EOFError) as error:
-        raise damaged(path, "CSV", error) from error
-
-
-def _number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

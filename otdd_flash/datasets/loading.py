@@ -56,8 +56,9 @@ def load(
     Args:
         spec: a name of ``known_names()`` (downloaded into the user's cache where its files are
             nowhere else), ``hf:owner/name:config``, ``sklearn:wine``, each with ``@split`` behind
-            it where wanted; the path of a csv, tsv, parquet, arrow, npz, npy, safetensors or pt
-            file, of a folder of class folders, or of what ``datasets`` saved; or in Python a pair
+            it where wanted; the path of a csv, tsv, jsonl, parquet, arrow, npz, npy, safetensors
+            or pt file, of a folder of class folders or of IDX files, or of what ``datasets`` saved;
+            or in Python a pair
             (x, y), a table of pandas, polars or pyarrow, a dataset or loader of torch, a
             ``datasets.Dataset``, a generator of pairs, a LabelledDataset.
         split: of datasets that have splits; a spec's own ``@split`` wins.
