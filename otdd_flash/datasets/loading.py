@@ -58,9 +58,8 @@ def load(
             nowhere else), ``hf:owner/name:config``, ``sklearn:wine``, each with ``@split`` behind
             it where wanted; the path of a csv, tsv, jsonl, parquet, arrow, npz, npy, safetensors
             or pt file, of a folder of class folders or of IDX files, or of what ``datasets`` saved;
-            or in Python a pair
-            (x, y), a table of pandas, polars or pyarrow, a dataset or loader of torch, a
-            ``datasets.Dataset``, a generator of pairs, a LabelledDataset.
+            or in Python a pair (x, y), a table of pandas, polars or pyarrow, a dataset or loader of
+            torch, a ``datasets.Dataset``, a generator of pairs, a LabelledDataset.
         split: of datasets that have splits; a spec's own ``@split`` wins.
         max_samples: keep at most this many, stratified by class, in their original order, drawn
             before anything is decoded; the draw depends on the dataset and the seed alone.

@@ -73,8 +73,9 @@ def read_csv(
             f"{path}: two columns are called {twice!r}; the first line must name the columns"
         )
     try:
+        packed = "gzip" if path.suffix.lower() == ".gz" else None
         table = arrow_csv.read_csv(
-            path,
+            pa.input_stream(str(path), packed),
             read_options=arrow_csv.ReadOptions(column_names=names),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
