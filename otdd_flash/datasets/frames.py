@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,8 +37,8 @@ class Frame(Protocol):
 class TableFrame:
     """A table of pyarrow, in memory or mapped from a file."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self.table, self.schema = table, table.schema
+    def __init__(self, table: pa.Table, mapped: mmap.mmap | None = None) -> None:
+        self.table, self.schema, self.mapped = table, table.schema, mapped
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -48,6 +49,9 @@ class TableFrame:
 
     def take(self, rows: np.ndarray, names: Sequence[str]) -> pa.Table:
         """Return rows in their order; rows that follow each other are not copied."""
+        if self.mapped is not None:
+            # what was read before need not stay in memory: the file still has it
+            self.mapped.madvise(mmap.MADV_DONTNEED)
         chosen = self.table.select(list(names))
         if consecutive(rows):
             return chosen.slice(int(rows[0]), len(rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import mmap
 from pathlib import Path
 
 from otdd_flash.datasets.frames import Frame, ParquetFrame, TableFrame
@@ -43,12 +44,14 @@ def read_arrow(path: Path) -> TableFrame:
 
     check_file(path)
     try:
-        source = pa.memory_map(str(path))
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        source = pa.py_buffer(mapped)
         try:
-            return TableFrame(pa.ipc.open_file(source).read_all())
+            table = pa.ipc.open_file(source).read_all()
         except pa.ArrowInvalid:
-            source.seek(0)
-            return TableFrame(pa.ipc.open_stream(source).read_all())
+            table = pa.ipc.open_stream(source).read_all()
+        return TableFrame(table, mapped)
     except (OSError, ValueError) as error:
         raise damaged(path, "Arrow", error) from error
 
