@@ -56,16 +56,25 @@ def make_side(
 
 
 def check_dimensions(src: LabelledDataset, tgt: LabelledDataset) -> None:
-    """Refuse datasets with different numbers of features.
+    """Refuse datasets with different numbers of features, or features of different meanings.
+
+    What scales or projects datasets together leaves one mark in the provenance of all of them.
 
     Raises:
-        DataError: naming both datasets and both counts.
+        DataError: naming both datasets and both counts, or how to bring them into one space.
     """
     if src.dimension != tgt.dimension:
         raise DataError(
             f"{src.name} has {src.dimension} features a sample {src.sample_shape}, {tgt.name} has "
             f"{tgt.dimension} {tgt.sample_shape}; bring both to one feature space first "
             "(the same image size, or one encoder for both)"
+        )
+    spaces = [dataset.provenance.get("space") for dataset in (src, tgt)]
+    if None not in spaces and spaces[0] != spaces[1]:
+        raise DataError(
+            f"{src.name} and {tgt.name} were scaled, one-hot encoded or projected apart, so that a "
+            "feature of one is not that of the other; load them together: load_together([...]), or "
+            "both in one command"
         )
 
 

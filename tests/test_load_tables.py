@@ -13,6 +13,7 @@ import pytest
 import torch
 from small_sets import KINDS, announced, holds, refused, small, together
 
+import otdd_flash as otdd
 from otdd_flash import DataError, DatasetNotFoundError, LabelError, SettingsError, load
 
 X, Y = small()
@@ -99,6 +100,41 @@ def test_numbers_are_standardised_over_all_tables(tmp_path):
         "several alike)"  # fmt: skip
     again = together(paths[0], paths[0])
     assert again[0] is again[1]
+
+
+def test_tables_that_were_scaled_apart_have_no_distance(tmp_path):
+    paths = [
+        write(tmp_path / "a.parquet", table(label=Y)),
+        write(tmp_path / "b.parquet", table(3 * X + 1, label=Y)),
+    ]
+    apart = [load(path) for path in paths]
+    with pytest.raises(DataError) as caught:
+        otdd.distance(*apart)
+    assert "a.parquet and b.parquet were scaled, one-hot encoded or projected apart" in str(
+        caught.value
+    )
+    assert "load them together: load_together([...]), or both in one command" in str(caught.value)
+    for options in ({"encoder": "pca:2"}, {"scale": "none", "encoder": "pca:2"}):
+        one, two = (load(path, **options) for path in paths)
+        with pytest.raises(DataError, match="were scaled, one-hot encoded or projected apart"):
+            otdd.matrix([one, two])
+        assert otdd.distance(*together(*paths, **options)).distance > 0
+    assert otdd.distance(*together(*paths)).distance > 0
+    # unscaled, or the same file twice, there is one space
+    assert otdd.distance(*(load(path, scale="none") for path in paths)).distance > 0
+    assert otdd.distance(load(paths[0]), load(paths[0])).distance == 0
+    one, two = (load((x, Y), scale="standard") for x in (X, 3 * X + 1))
+    with pytest.raises(DataError, match="load them together"):
+        otdd.explain(one, two)
+
+
+def test_categories_of_other_tables_are_other_features(tmp_path):
+    tables = [pa.table({"v": [a, "blue"], "label": [0, 1]}) for a in ("red", "green")]
+    one, two = (load(t) for t in tables)
+    assert one.dimension == two.dimension == 2
+    with pytest.raises(DataError, match="one-hot encoded"):
+        otdd.distance(one, two)
+    assert otdd.distance(*together(*tables)).distance > 0
 
 
 def test_constant_columns_become_zero(tmp_path):

@@ -171,7 +171,8 @@ def raw_arrays(
     class_names = archive.header.get("class_names")
     if class_names is None and "class_names" in archive.names:
         class_names = [str(v) for v in np.asarray(archive.read("class_names")).tolist()]
-    origin = {"made from": archive.header["provenance"]} if "provenance" in archive.header else {}
+    made = archive.header.get("provenance", {})
+    origin = {"made from": made, "space": made.get("space")} if made else {}
     return RawDataset(
         str(archive.header.get("name", name)),
         Arrays.of(points),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
@@ -39,12 +40,8 @@ def represent_steps(
     if kind == "pca":
         from otdd_flash.embed.components import project
 
-        found = [
-            (raw.noted(said), points)
-            for (raw, _), (points, said) in zip(
-                found, project([p for _, p in found], settings.encoder_spec.components), strict=True
-            )
-        ]
+        projected = project([points for _, points in found], settings.encoder_spec.components)
+        found = _into_one_space(found, projected)
     check_spaces(found)
     found = _mixed_pixels(found)
     return [_finished(raw, points, settings) for raw, points in found]
@@ -103,10 +100,29 @@ def _base_steps(
     rest = [k for k in range(len(raws)) if k not in tables]
     if settings.scale == "standard" and rest:
         scaled, said = standardised([out[k][1].reshape(len(out[k][0]), -1) for k in rest])
-        for k, points in zip(rest, scaled, strict=True):
-            raw, before = out[k]
-            out[k] = (raw.noted(said), points.reshape(before.shape))
+        shaped = [
+            (points.reshape(out[k][1].shape), said) for k, points in zip(rest, scaled, strict=True)
+        ]
+        done = _into_one_space([out[k] for k in rest], shaped)
+        out = [done[rest.index(k)] if k in rest else out[k] for k in range(len(raws))]
     return out
+
+
+def _into_one_space(
+    before: Sequence[Points],
+    after: Sequence[tuple[Tensor, str]],  # (n, ...) of each, and what to announce
+) -> list[Points]:
+    """Put points in the place of others; distances compare the mark of what was done together."""
+    space = None
+    if len({points[0].numel() for _, points in before}) == 1:
+        mark = hashlib.sha256()
+        for points, _ in after:
+            mark.update(points.contiguous().numpy().data)
+        space = mark.hexdigest()
+    return [
+        (raw.noted(said, space=space), points)
+        for (raw, _), (points, said) in zip(before, after, strict=True)
+    ]
 
 
 def _image_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,21 +51,25 @@ def table_points(
     if survey.plain and not scaled and all(kind.removeprefix("u")[:3] == "int" for kind in kinds):
         dtype = np.uint8
     points = [np.zeros((len(raw), survey.width), dtype=dtype) for raw in done]
-    at = 0
+    at, features = 0, []
     for column in columns():
         values = _filled(column, settings.missing, done)
         values = [v[rows] for v, rows in zip(values, kept, strict=True)]
         if column.words is not None:
+            features.append((column.name, column.words))
             for out, codes in zip(points, values, strict=True):
                 out[np.arange(len(codes)), at + codes] = 1
             at += len(column.words)
             continue
         mean, spread = _moments(values) if scaled else (0.0, 1.0)
+        features.append((column.name, mean, spread))
         for out, numbers in zip(points, values, strict=True):
             out[:, at] = (numbers - mean) / spread if scaled else numbers
         at += 1
     said = _announcement(survey, len(raws), scaled, alone)
-    return [raw.noted(*said) for raw in done], [torch.from_numpy(p) for p in points]
+    space = hashlib.sha256(repr(features).encode()).hexdigest()
+    done = [raw.noted(*said, space=space) for raw in done]
+    return done, [torch.from_numpy(p) for p in points]
 
 
 def standardised(
