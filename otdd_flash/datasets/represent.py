@@ -103,8 +103,8 @@ def _base_steps(
         shaped = [
             (points.reshape(out[k][1].shape), said) for k, points in zip(rest, scaled, strict=True)
         ]
-        done = _into_one_space([out[k] for k in rest], shaped)
-        out = [done[rest.index(k)] if k in rest else out[k] for k in range(len(raws))]
+        for k, one in zip(rest, _into_one_space([out[k] for k in rest], shaped), strict=True):
+            out[k] = one
     return out
 
 

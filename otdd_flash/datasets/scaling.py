@@ -51,7 +51,8 @@ def table_points(
     if survey.plain and not scaled and all(kind.removeprefix("u")[:3] == "int" for kind in kinds):
         dtype = np.uint8
     points = [np.zeros((len(raw), survey.width), dtype=dtype) for raw in done]
-    at, features = 0, []
+    at = 0
+    features: list[tuple[object, ...]] = []  # what decides the meaning of each
     for column in columns():
         values = _filled(column, settings.missing, done)
         values = [v[rows] for v, rows in zip(values, kept, strict=True)]
