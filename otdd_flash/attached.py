@@ -175,7 +175,7 @@ def points_pull(
 ) -> Tensor:  # (n, d) in the points' dtype, float64 for integers
     """Return a derivative with respect to the laws as one with respect to the samples.
 
-    Samples of weight zero are in no law: zeros. Memory: chunks of 32 MB and three float64 copies
+    Samples of weight zero are in no law: zeros. Memory: chunks of 64 MB and three float64 copies
     of a class of at most d samples, beside the result.
 
     Raises:

@@ -100,7 +100,7 @@ def class_laws(
     integer samples of equal weight are summed exactly, so the order of rows leaves no trace
     in classes of more than d samples.
 
-    Memory: chunks of 32 MB, one a worker, beside the result; never an (n, d) float64 copy, but for
+    Memory: chunks of 64 MB, one a worker, beside the result; never an (n, d) float64 copy, but for
     classes of at most d samples, whose centred rows are the factor.
 
     Raises:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# entries of the float64 copy of a chunk of samples (32 MB)
-CHUNK_ENTRIES = 1 << 22
+# entries of the float64 copy of a chunk of samples (64 MB): a class of 6,000 images of 28 x 28 in one
+CHUNK_ENTRIES = 1 << 23
 # rows whose products |v| <= 128 sum to at most 2^24: exact in float32
 EXACT_ROWS = 1 << 10
 # and rows whose values |v| <= 128 do
@@ -61,7 +61,7 @@ class ClassSample:
         return self.offset + self.sum / (self.total or 1.0)
 
     def chunks(self, columns: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield ``(z, w)``: (rows, columns) and (rows,), 32 MB at most."""
+        """Yield ``(z, w)``: (rows, columns) and (rows,), 64 MB at most."""
         if not self.rows.shape[0]:
             return
         step = min(SUM_ROWS, max(1, CHUNK_ENTRIES // self.points.shape[1]))

@@ -17,19 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import WEIGHT_SUM_TOLERANCE, check_masses, shown
+from otdd_flash.checks import shown
 from otdd_flash.cost import Margin, Side, make_problem, make_side
 from otdd_flash.divergence import LabelledClouds, divergence_steps, warn_unconverged
-from otdd_flash.errors import DataError, SettingsError, WeightError
+from otdd_flash.errors import SettingsError
 from otdd_flash.loss import divergence_loss
 from otdd_flash.ops import device_of
+from otdd_flash.samples_arguments import check_offered, equal_mass, read_arguments
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import OTDDSettings, check_number
 from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
 
 COST = 0.5  # of one squared unit of the points
-BACKENDS = ("auto", "tensorized", "online", "multiscale")
-FORMS = "expected (x, y) or (a, x, b, y)"
 
 
 class SamplesLoss(torch.nn.Module):
@@ -99,7 +98,7 @@ class SamplesLoss(torch.nn.Module):
         memory_budget: int | None = None,
     ) -> None:
         super().__init__()
-        _check_offered(loss, p, cost, kernel, backend)
+        check_offered(loss, p, cost, kernel, backend)
         if not isinstance(potentials, bool):
             raise SettingsError(f"potentials is {shown(potentials)}, expected True or False")
         self.loss, self.p, self.cost, self.kernel = loss, p, cost, kernel
@@ -139,8 +138,8 @@ class SamplesLoss(torch.nn.Module):
 
         Memory: O((n + m) d); on the CPU a stored cost where it fits the budget.
         """
-        _check_offered(self.loss, self.p, self.cost, self.kernel, self.backend)
-        a, x, b, y = _arguments(arguments)
+        check_offered(self.loss, self.p, self.cost, self.kernel, self.backend)
+        a, x, b, y = read_arguments(arguments)
         settings = self._settings()
         batch = zip(a, x, b, y, strict=True)
         one = len(arguments[-1].shape) == 2
@@ -157,7 +156,7 @@ class SamplesLoss(torch.nn.Module):
     ) -> Tensor:  # ()
         if self.reach is not None:
             return unbalanced_divergence(x, y, a, b, self._rho(), COST, settings)
-        mass = _equal_mass(a, b)
+        mass = equal_mass(a, b)
         value = divergence_loss(x, y, a / mass, b / mass, factor=COST, settings=settings)
         if settings.debias:
             return mass * value
@@ -183,105 +182,11 @@ class SamplesLoss(torch.nn.Module):
         return f, g
 
 
-def _check_offered(loss: Any, p: Any, cost: Any, kernel: Any, backend: Any) -> None:
-    """Refuse what would change the value and is not offered."""
-    if loss != "sinkhorn":
-        raise SettingsError(
-            f"loss is {shown(loss)}; expected 'sinkhorn', the only loss offered: use GeomLoss for "
-            "its kernel norms and its Hausdorff loss"
-        )
-    if isinstance(p, bool) or p != 2:
-        raise SettingsError(
-            f"p is {shown(p)}; expected 2: the cost is half the squared Euclidean distance, use "
-            "GeomLoss for p = 1"
-        )
-    for key, value, whose in (("cost", cost, "a cost"), ("kernel", kernel, "a kernel")):
-        if value is not None:
-            raise SettingsError(
-                f"{key} is {shown(value)}, expected None: {whose} of one's own cannot be streamed; "
-                "the cost is half the squared Euclidean distance"
-            )
-    if backend not in BACKENDS:
-        raise SettingsError(f"backend is {shown(backend)}, expected one of {', '.join(BACKENDS)}")
-
-
-def _arguments(
-    arguments: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (B, n), (B, n, d), (B, m), (B, m, d)
-    """Return weights and points of a call as batches.
-
-    Raises:
-        SettingsError: another number of arguments than 2 or 4.
-        DataError, WeightError: no tensors, or shapes that do not belong together.
-    """
-    if len(arguments) == 6:
-        raise SettingsError(
-            "6 arguments (l_x, a, x, l_y, b, y): the cluster labels steer a backend of GeomLoss "
-            "that is not offered and change no value; call loss(a, x, b, y). For classes with a "
-            "label cost use otdd_flash.sinkhorn_divergence"
-        )
-    if len(arguments) not in (2, 4):
-        raise SettingsError(f"{len(arguments)} arguments; {FORMS}")
-    for k, value in enumerate(arguments):
-        if not isinstance(value, Tensor):
-            raise DataError(f"argument {k} is a {type(value).__name__}, {FORMS}, all tensors")
-    points = arguments[-3::2] if len(arguments) == 4 else arguments
-    x, y = points
-    for name, p in (("x", x), ("y", y)):
-        if p.ndim not in (2, 3) or not p.is_floating_point():
-            raise DataError(
-                f"{name} is {p.dtype} of shape {tuple(p.shape)}, expected floats (n, d), or "
-                "(B, n, d) for a batch"
-            )
-    if x.ndim != y.ndim or x.shape[-1] != y.shape[-1] or x.shape[:-2] != y.shape[:-2]:
-        raise DataError(
-            f"x has shape {tuple(x.shape)}, y has {tuple(y.shape)}; expected (n, d) and (m, d), or "
-            "(B, n, d) and (B, m, d)"
-        )
-    if 0 in x.shape or 0 in y.shape:
-        raise DataError(
-            f"x has shape {tuple(x.shape)}, y has {tuple(y.shape)}; expected at least one batch "
-            "element, one sample and one feature"
-        )
-    given = arguments[0::2] if len(arguments) == 4 else (None, None)
-    a, b = (_weights(w, p, n) for w, p, n in zip(given, points, "ab", strict=True))
-    single = x.ndim == 2
-    return a, x[None] if single else x, b, y[None] if single else y
-
-
-def _weights(
-    weights: Tensor | None,
-    points: Tensor,  # (n, d) or (B, n, d)
-    name: str,
-) -> Tensor:  # (B, n)
-    shape = points.shape[:-1]
-    if weights is None:
-        weights = torch.full(shape, 1.0 / shape[-1], dtype=torch.float64, device=points.device)
-    if weights.shape not in (shape, (*shape, 1)):
-        raise WeightError(
-            f"{name} has shape {tuple(weights.shape)}, expected {tuple(shape)} or "
-            f"{(*shape, 1)}: one weight a sample"
-        )
-    weights = weights.reshape(shape)
-    return weights if len(shape) == 2 else weights[None]
-
-
-def _equal_mass(a: Tensor, b: Tensor) -> float:
-    """Return the mass of balanced weights; its equality is what lets transport exist."""
-    masses = [float(check_masses(w, len(w), name).sum()) for w, name in ((a, "a"), (b, "b"))]
-    if abs(masses[0] - masses[1]) > WEIGHT_SUM_TOLERANCE * masses[0]:
-        raise WeightError(
-            f"the weights sum to {masses[0]:.6g} and {masses[1]:.6g}; balanced transport needs "
-            "equal masses: normalise the weights, or set reach"
-        )
-    return masses[0]
-
-
 def _balanced_potentials(
     a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: OTDDSettings
 ) -> tuple[Tensor, Tensor]:  # (n,) and (m,) float64
     """Return the potentials of all samples, those without weight too, with equal means."""
-    mass = _equal_mass(a, b)
+    mass = equal_mass(a, b)
     device = device_of(x, settings.device)
     points, weights = (x, y), tuple(w.double() / mass for w in (a, b))
     sides = [

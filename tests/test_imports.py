@@ -46,6 +46,7 @@ FLOORS = (
         "otdd_flash.hybrid",
         "otdd_flash.unbalanced",
         "otdd_flash.unbalanced_loss",
+        "otdd_flash.samples_arguments",
         "otdd_flash.samples_loss",
         "otdd_flash.prepared",
         "otdd_flash.confidence",

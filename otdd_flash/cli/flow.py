@@ -101,6 +101,7 @@ def flow(**options: Any) -> None:
         say(
             f"Warning: S rose from {summary['value'][0]:.6g} to {summary['value'][1]:.6g}: lower "
             f"--step-size ({settings.step_size:g})"
+            + (", or widen --box" if isinstance(settings.box, tuple) else "")
         )
     for text in warned:
         say(f"Warning: the final distance is not converged: {text}")
