@@ -24,7 +24,7 @@ from torch import Tensor
 
 from otdd_flash.ops import CostOperator
 from otdd_flash.sinkhorn import Solution
-from otdd_flash_kernels.pair import bilinear
+from otdd_flash_kernels.pair import CostPair, bilinear
 
 # last bits that a sum of exponentials can lose; eps times that is what a softmin loses
 SUM_ROUNDING = 16
@@ -167,7 +167,17 @@ def class_mass(
     over them say.
     """
     by_class = op.class_softmin(solution.g + eps * b.log(), eps)
+    return shared_mass(op.pair, by_class, a, eps)
+
+
+def shared_mass(
+    pair: CostPair,
+    by_class: Tensor,  # (n, Vy) softmins over the columns of each class
+    a: Tensor,  # (n,) weights > 0
+    eps: float,
+) -> Tensor:  # (Vx, Vy) float64
+    """Share the mass of each row among the classes of the columns as their softmins say."""
     shares = torch.softmax(-by_class / eps, dim=1) * a[:, None]
     # rows are sorted by class: sums in the same order every time, which scattered adds have not
-    counts = torch.bincount(op.pair.row_labels, minlength=op.pair.label_cost.shape[0])
+    counts = torch.bincount(pair.row_labels, minlength=pair.label_cost.shape[0])
     return torch.stack([part.sum(0) for part in shares.split(counts.tolist())])

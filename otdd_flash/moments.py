@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# entries of the float64 copy of a chunk of samples (64 MB): a class of 6,000 images of 28 x 28 in one
+# entries of the float64 copy of a chunk of samples: 64 MB, 10,000 images of 28 x 28
 CHUNK_ENTRIES = 1 << 23
 # rows whose products |v| <= 128 sum to at most 2^24: exact in float32
 EXACT_ROWS = 1 << 10

@@ -9,8 +9,9 @@ whose classes have nothing to do with one another, and scikit-learn's digits to 
   real training set. A source class counts as the target class that most of its plan mass goes to
   at the end (in `attached` also: whose law is nearest); `augmented` has read the labels itself;
 * accuracy on the target's real test set of networks trained on the flowed set with those labels,
-  on the source as it was with the same labels, on the target samples that the flow was given, and
-  on a few real samples a class, alone and after training on the source, flowed and not.
+  on the source as it was with the same labels (and its own, where they are known to be right), on
+  the target samples that the flow was given, and on a few real samples a class, alone and after
+  training on the source, flowed and not.
 
 The flow has seen target samples with their labels. So the honest rival of the flowed set is not the
 unflowed source but those samples themselves, which is a row of its own.
@@ -192,8 +193,11 @@ def trainings(pair: Pair, flowed: Tensor, labels: Tensor) -> dict[str, Any]:
 
         return make
 
+    # where classes are known to be the same, the source as it is is a training set of the target
+    known = {"source with its own labels": pair.accuracy(on(source, own))} if pair.known else {}
     return {
         "flowed set": pair.accuracy(on(flowed, labels)),
+        **known,
         "source with the same labels": pair.accuracy(on(source, labels)),
         "source with the same labels, then a few real": pair.accuracy(on(source, labels, few=True)),
         "flowed set, then a few real": pair.accuracy(on(flowed, labels, few=True)),

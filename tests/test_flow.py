@@ -13,7 +13,11 @@ from problems import dataset
 from scipy.linalg import sqrtm
 
 import otdd_flash as otdd
+from otdd_flash.certificate import class_mass
+from otdd_flash.cost import make_problem, make_side
 from otdd_flash.flows import FlowSettings, flow, load_checkpoint, save_checkpoint
+from otdd_flash.flows.class_sums import ClassSums
+from otdd_flash.sinkhorn import finish, solve
 from otdd_flash.types import OTDDSettings
 
 # so exact that only float64 and the formulas are left
@@ -592,3 +596,20 @@ def test_the_public_names():
     import otdd_flash.flows
 
     assert callable(otdd.flow) and otdd_flash.flows.FlowState is otdd.FlowState
+
+
+def test_sums_of_classes_give_the_softmin_and_the_mass_of_its_plan():
+    src, tgt = dataset(30, 3, 60, weighted=True), dataset(25, 3, 61, weighted=True)
+    sides = [make_side(d.points, d.labels, d.weights, torch.device("cpu")) for d in (src, tgt)]
+    g = torch.Generator().manual_seed(0)
+    costs = torch.rand(src.classes, tgt.classes, generator=g, dtype=torch.float64)
+    problem = make_problem(*sides, costs, factor=1.0, slices=None, memory_budget=None)
+    op, a, b = problem.op, problem.x.weights, problem.y.weights
+    merged = ClassSums(op)
+    plain, found = (
+        finish(solve(o, a, b, 1.0, tol=1e-6, max_passes=99, start=torch.zeros_like(b)))
+        for o in (op, merged)
+    )
+    torch.testing.assert_close(found.f, plain.f, rtol=0, atol=1e-9)
+    mass = class_mass(op, a, b, 1.0, plain)
+    torch.testing.assert_close(merged.mass(a, 1.0), mass, rtol=1e-9, atol=0)

@@ -21,7 +21,7 @@ def scripts(monkeypatch):
     """Make the scripts importable."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     yield
-    for name in ("bench_flow", "flow_mnist_to_fashion", "flow_evidence"):
+    for name in ("bench_flow", "flow_mnist_to_fashion", "flow_evidence", "flow_evidence_figure"):
         sys.modules.pop(name, None)
 
 
@@ -72,7 +72,7 @@ def test_the_evidence_has_all_its_rows(scripts, full_data_root, monkeypatch, tmp
     assert set(rows) == {"by_mass", "by_law", "same digit"}
     assert set(modes["augmented"]["judge_accuracy_by_step"]) == {"by_mass", "read", "same digit"}
     assert list(rows["by_mass"]) == ["0", "1", "2"]
-    assert len(modes["attached"]["trained_on"]) == 7
+    assert len(modes["attached"]["trained_on"]) == 8
     assert all(0 <= row["least"] <= row["mean"] for row in modes["attached"]["trained_on"].values())
 
 
@@ -90,3 +90,15 @@ def test_mnist_in_eight_by_eight_looks_as_the_digits_do(scripts):
     alike = means[0] @ means[1].T
     assert float(alike.diagonal().mean()) > 0.4
     assert float((alike.sum() - alike.diagonal().sum()) / 90) < 0
+
+
+def test_the_figure_shows_all_pairs(scripts, tmp_path):
+    import flow_evidence_figure as script
+
+    folder = SCRIPTS / "results"
+    files = [str(folder / f"flow_evidence_{name}.json") for name in ("digits", "fashion")]
+    done = CliRunner().invoke(script.main, [*files, "--output", str(tmp_path / "f.png")])
+    assert done.exit_code == 0, done.output
+    with Image.open(tmp_path / "f.png") as one, Image.open(folder / "flow_evidence.png") as two:
+        # what is kept is what the files give, up to the fonts of another version
+        assert one.size == two.size

@@ -24,6 +24,7 @@ from otdd_flash.annealing import solve_annealed
 from otdd_flash.certificate import class_mass
 from otdd_flash.cost import Margin
 from otdd_flash.divergence import absolute_epsilon
+from otdd_flash.flows.class_sums import ClassSums
 from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator
@@ -168,10 +169,10 @@ class Terms:
             self.set_grid(self.grid.widened(points))
         cloud, stored = self.grid.cloud(points), self.grid.stored(points)
         x, y, eps = self.x, self.y, self.eps
-        op = self._operator(self._pair(cloud, costs.xy))
+        op = _with_sums(self._operator(self._pair(cloud, costs.xy)), mass)
         cross = self._solve_cross(op)
         laps.lap("solve")
-        crossed = class_mass(op, x.weights, y.weights, eps, cross) if mass else None
+        crossed = _mass_of(op, x.weights, y.weights, eps, cross) if mass else None
         gap = None
         if gradient:
             means = op.means(cross.g + eps * y.weights.log(), eps, self.target, cross.f)
@@ -211,14 +212,15 @@ class Terms:
     ) -> _Inner:
         x, eps = self.x, self.eps
         scale = self.unit * cloud.step**2
-        op = self._operator(CostPair(cloud, cloud, scale, label_cost, x.labels, x.labels))
+        pair = CostPair(cloud, cloud, scale, label_cost, x.labels, x.labels)
+        op = _with_sums(self._operator(pair), wanted[1])
         solution = self._solve_inner(op, x.weights, self.inner.start(self.extrapolate))
         self.inner.add((solution.f + solution.next_g) / 2)
         laps.lap("solve")
         share = ((solution.f - solution.next_g) / eps).exp()
         mass = None
         if wanted[1]:
-            mass = class_mass(op, share * x.weights, x.weights, eps, solution)
+            mass = _mass_of(op, share * x.weights, x.weights, eps, solution)
         if wanted[0]:
             h = solution.f + eps * x.weights.log()
             means = op.means(h, eps, stored, solution.f)
@@ -268,3 +270,12 @@ class Terms:
         sides = ((self.x, cloud), (self.y, self._target_cloud))
         each = torch.stack([margin.weights @ c.residual for margin, c in sides])
         return float(each.sqrt().sum()) * self.unit**0.5
+
+
+def _with_sums(op: CostOperator, mass: bool) -> CostOperator:
+    """Return an operator that keeps the sums of a class mass where they cost nothing."""
+    return ClassSums(op) if mass and op.device.type == "cuda" else op
+
+
+def _mass_of(op: CostOperator, a: Tensor, b: Tensor, eps: float, solution: Solution) -> Tensor:
+    return op.mass(a, eps) if isinstance(op, ClassSums) else class_mass(op, a, b, eps, solution)
