@@ -88,6 +88,12 @@ def sampled(provenance: dict[str, Any]) -> str:
     return f"{note['kept']:,} of {note['of']:,} samples, stratified by class, seed {note['seed']}"
 
 
+def preparation(provenance: dict[str, Any]) -> list[str]:
+    """Say how a dataset was drawn, and what was chosen or converted when it was loaded."""
+    drawn = sampled(provenance)
+    return [*([drawn] if drawn else []), *provenance.get("announced", ())]
+
+
 def summary(result: OTDDResult) -> str:
     """Return the table that the command prints, without a final line break."""
     values, machine = (

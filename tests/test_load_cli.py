@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,7 +132,9 @@ def test_every_command_takes_files_scaled_together(here, command):
 
 def test_the_distance_of_tables_is_that_of_their_standardised_points(here):
     paths = [write_table(here / "a.csv", 0), write_table(here / "b.csv", 3)]
-    found = json.loads(run("compute", *paths, "--label", "kind", "--json").stdout)
+    done = run("compute", *paths, "--label", "kind", "--json", "--report", "page.html")
+    found = json.loads(done.stdout)
+    assert "2 numeric columns standardised over all 2 datasets" in Path("page.html").read_text()
     a, b = otdd.load_together(paths, otdd.LoadSettings(label="kind"))
     assert found["distance"] == otdd.distance(a, b).distance
     names = found["source"]["class_names"], found["target"]["class_names"]

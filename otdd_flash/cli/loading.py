@@ -46,15 +46,14 @@ def load_all(
 
     from otdd_flash.datasets import load_steps
     from otdd_flash.otdd import warm_up
-    from otdd_flash.results import sampled
+    from otdd_flash.results import preparation
 
     # starting a GPU takes a second: beside the reading
     with ThreadPoolExecutor(1) as thread:
         thread.submit(warm_up, options["device"])
         loaded = bars.drive(load_steps(specs, settings))
     for dataset in {id(dataset): dataset for dataset in loaded}.values():
-        notes = [sampled(dataset.provenance), *dataset.provenance.get("announced", ())]
-        for note in filter(None, notes):
+        for note in preparation(dataset.provenance):
             say(f"{dataset.name}: {note}")
     return loaded
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from otdd_flash.report.page import Cells, Column, Page, setting_facts
-from otdd_flash.results import sampled
+from otdd_flash.results import preparation
 from otdd_flash.types import DatasetSummary, OTDDSettings
 
 # a page shows whole tables of at most this many classes a side, and this many class pairs
@@ -41,12 +41,13 @@ def datasets_table(
     """Add what was compared."""
     columns = [Column(""), Column("dataset")]
     columns += [Column(name, "{:,}") for name in ("samples", "features", "classes")]
-    columns += [Column("sampled")]
-    rows = [
-        (role, side.name, side.n, side.d, side.classes, sampled(side.provenance) or "all")
-        for role, side in sides
-    ]
+    columns += [Column("taken")]
+    rows = [(role, side.name, side.n, side.d, side.classes, _taken(side)) for role, side in sides]
     page.table("What was compared", columns, rows)
+
+
+def _taken(side: DatasetSummary) -> str:
+    return "; ".join(preparation(side.provenance)) or "all samples as they are"
 
 
 def heat_table(
