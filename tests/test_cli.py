@@ -435,6 +435,9 @@ def test_bars_show_each_stage_and_its_note(monkeypatch):
         yield Progress("class laws", 1, 2)
         yield Progress("class laws", 2, 2)
         yield Progress("solve", 5, None, "error 3.2e-03")
+        for total in (8, 6):
+            yield Progress("images", 0, total)
+            yield Progress("images", total, total)
         return 42
 
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -442,6 +445,8 @@ def test_bars_show_each_stage_and_its_note(monkeypatch):
     assert progress.Bars(True).drive(steps()) == 42
     shown = sys.stderr.getvalue()
     assert "class laws" in shown and "2/2" in shown and "error 3.2e-03" in shown
+    # one dataset after the other, each with a bar of its own
+    assert "8/8" in shown and "6/6" in shown and "6/8" not in shown
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert not progress.wanted(quiet=False)
     assert progress.Bars(False).drive(steps()) == 42 and sys.stderr.getvalue() == ""

@@ -188,7 +188,7 @@ def test_digits(alone):
 def test_import_is_light():
     code = (
         "import sys, otdd_flash.datasets\n"
-        "heavy = {'torchvision', 'sklearn', 'datasets'} & set(sys.modules)\n"
+        "heavy = {'torchvision', 'sklearn', 'datasets', 'pyarrow', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -39,10 +39,12 @@ class Bars:
         self.bar: Any = None
 
     def show(self, progress: Progress) -> None:
-        """Move the bar of the progress's stage, after closing the one of another stage."""
+        """Move the bar of the progress's stage, after closing one that is at its end."""
         if not self.shown:
             return
-        if self.bar is None or progress.stage != self.stage:
+        # the next dataset of a stage begins anew
+        again = self.bar is not None and progress.total and progress.done < self.bar.n
+        if self.bar is None or progress.stage != self.stage or again:
             from tqdm import tqdm
 
             self.close()

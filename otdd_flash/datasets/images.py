@@ -20,7 +20,7 @@ from otdd_flash.types import Progress
 CHUNK = 256
 
 
-def looks(raw: RawDataset) -> Look | None:
+def look_steps(raw: RawDataset) -> Generator[Progress, None, Look | None]:
     """Return what the images of a dataset look like, from headers; None for other samples."""
     look = Look()
     if isinstance(raw.samples, Arrays):
@@ -38,9 +38,12 @@ def looks(raw: RawDataset) -> Look | None:
     def head(item: tuple[int, Any]) -> tuple[tuple[int, int], str]:
         return header_of(item[1], f"{raw.name}: image {item[0]}")
 
-    for size, color in in_threads(head, _numbered(raw.samples)):
+    for row, (size, color) in enumerate(in_threads(head, _numbered(raw.samples))):
         look.sizes[size] += 1
         look.colors[color] += 1
+        if row % CHUNK == 0:
+            yield Progress("headers", row, len(raw), raw.name)
+    yield Progress("headers", len(raw), len(raw), raw.name)
     return look
 
 

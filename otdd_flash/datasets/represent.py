@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otdd_flash.datasets.images import common_form, looks, pixel_steps
+from otdd_flash.datasets.images import common_form, look_steps, pixel_steps
 from otdd_flash.datasets.labelling import clustered
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.scaling import standardised, table_points
@@ -133,8 +133,7 @@ def _image_steps(
     found = {}
     for k, raw in enumerate(raws):
         if isinstance(raw.samples, (Arrays, Images)):
-            yield Progress("images", 0, None, f"{raw.name}: sizes")
-            look = looks(raw)
+            look = yield from look_steps(raw)
             if look is not None:
                 found[k] = look
             elif asked:
