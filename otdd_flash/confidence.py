@@ -42,6 +42,7 @@ from otdd_flash.types import (
 )
 from otdd_flash_kernels.pair import CostPair
 
+KEPT_BYTES = 1 << 28  # of the resamples of one dataset, drawn once
 LEVEL = 0.95
 FEWEST = 10  # resamples whose spread says anything
 
@@ -102,6 +103,7 @@ class Draws:
         self._side, self._seed, self._stream = side, seed, stream
         weights = self._in_order(side.weights.cpu())
         self._weights = (weights / weights.sum()).numpy()
+        self._kept: dict[int, np.ndarray] = {}  # counts of the first resamples
 
     def _in_order(self, values: Tensor) -> Tensor:  # by rows of the dataset, 0 where none is used
         order = self._side.order.cpu()
@@ -116,9 +118,14 @@ class Draws:
     ) -> Tensor:  # (n,) float64 counts / n, in the order of the margin
         """Return the weights of resample k."""
         n = len(self._side.order)
-        generator = np.random.default_rng([self._seed, self._stream, k])
-        counts = torch.from_numpy(generator.multinomial(n, self._weights) / n)
-        return counts.to(margin.order.device)[margin.order]
+        counts = self._kept.get(k)
+        if counts is None:
+            generator = np.random.default_rng([self._seed, self._stream, k])
+            counts = generator.multinomial(n, self._weights).astype(np.int32)
+            # every term of every pair asks for them again
+            if (len(self._kept) + 1) * counts.nbytes <= KEPT_BYTES:
+                self._kept[k] = counts
+        return torch.from_numpy(counts / n).to(margin.order.device)[margin.order]
 
 
 class DrawnCost:
