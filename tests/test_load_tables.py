@@ -287,6 +287,12 @@ def test_a_table_beside_arrays_needs_one_scale_for_both(tmp_path):
         together(path, (X, Y))
     a, b = together(path, (X, Y), scale="none")
     assert torch.equal(a.points, b.points)
+    other = 3 * X + 1
+    mixed, arrays = (together(a, (other, Y), scale="standard") for a in (path, (X, Y)))
+    for one, two in zip(mixed, arrays, strict=True):
+        assert torch.equal(one.points, two.points)
+    assert "4 features standardised over all 2 datasets" in announced(mixed[0])
+    assert otdd.distance(*mixed).distance > 0
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -79,7 +79,8 @@ def _base_steps(
                 "(--encoder sentence:MODEL), MODEL being a folder or a name of the hub"
             )
     tables = [k for k, raw in enumerate(raws) if isinstance(raw.samples, Rows)]
-    if tables and len(tables) < len(raws) and settings.scale == "auto":
+    mixed = 0 < len(tables) < len(raws)
+    if mixed and settings.scale == "auto":
         other = next(raw for raw in raws if not isinstance(raw.samples, Rows))
         raise DataError(
             f"{raws[tables[0]].name} is a table, whose columns are standardised, {other.name} is "
@@ -88,8 +89,10 @@ def _base_steps(
     groups = [tables] if tables else []
     if settings.encoder_spec.kind == "pca" and not same_columns([raws[k] for k in tables]):
         groups = [[k] for k in tables]
+    # beside arrays, tables are scaled with these
+    own = replace(settings, scale="none") if mixed else settings
     for group in groups:
-        done, clouds = table_points([raws[k] for k in group], settings, alone=len(raws) == 1)
+        done, clouds = table_points([raws[k] for k in group], own, alone=len(raws) == 1)
         found.update(zip(group, zip(done, clouds, strict=True), strict=True))
     pictures = yield from _image_steps(raws, settings)
     found.update(pictures)
@@ -97,7 +100,7 @@ def _base_steps(
         if k not in found:
             found[k] = (raw, raw.samples.all())
     out = [found[k] for k in range(len(raws))]
-    rest = [k for k in range(len(raws)) if k not in tables]
+    rest = [k for k in range(len(raws)) if mixed or k not in tables]
     if settings.scale == "standard" and rest:
         scaled, said = standardised([out[k][1].reshape(len(out[k][0]), -1) for k in rest])
         shaped = [
