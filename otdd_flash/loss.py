@@ -5,7 +5,7 @@ r"""The debiased divergence as a differentiable loss.
 
 Gradients are those of the converged value (envelope theorem), computed with the value for the
 inputs that ask for them: the backward pass scales them. Under ``create_graph=True`` they can be
-differentiated once more in the points, by Hessian-vector products (see hessian_term.py).
+differentiated once more in the points, by Hessian-vector products (see derivatives.py).
 
 Source: Feydy et al. 2019, "Interpolating between optimal transport and MMD using Sinkhorn
 divergences".
@@ -15,13 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from otdd_flash.cg import CGSettings, warn_unsolved
+from otdd_flash.derivatives import differentiable_value
 from otdd_flash.divergence import Divergence, LabelledClouds
-from otdd_flash.errors import SettingsError
-from otdd_flash.solved import Constants, SolvedDivergence, divergence_inputs
+from otdd_flash.solved import Constants, divergence_inputs
 from otdd_flash.types import OTDDSettings
 
 
@@ -99,7 +97,7 @@ def divergence_loss(
     tensors, constants = divergence_inputs(
         x, y, a, b, labels=labels, label_cost=label_cost, factor=factor, settings=settings
     )
-    return _Divergence.apply(*tensors, constants)
+    return differentiable_value(tensors, constants)
 
 
 def solved_loss(
@@ -114,71 +112,5 @@ def solved_loss(
     Raises:
         DataError, LabelError, WeightError: tensors of other shapes.
     """
-    return _Divergence.apply(*tensors, Constants(labels, clouds.factor, settings, (clouds, result)))
-
-
-class _Divergence(torch.autograd.Function):
-    """Value and envelope gradients of S."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        tensors, constants = inputs[:7], inputs[7]
-        work = SolvedDivergence(tensors, constants)
-        needed = ctx.needs_input_grad[:7]
-        gradients = [
-            work.gradient(k).to(tensor) if need else None
-            for k, (need, tensor) in enumerate(zip(needed, tensors, strict=True))
-        ]
-        ctx.save_for_backward(*gradients, *tensors)
-        ctx.hessian = work.hessian()
-        return torch.tensor(work.result.value, dtype=torch.float64, device=tensors[0].device)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, tensors = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-        if torch.is_grad_enabled():
-            return (*_Gradient.apply(upstream, *tensors, gradients, ctx.hessian), None)
-        return (*(g if g is None else upstream.to(g) * g for g in gradients), None)
-
-
-class _Gradient(torch.autograd.Function):
-    """The gradients of S as functions of the points."""
-
-    @staticmethod
-    def forward(ctx: Any, upstream: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
-        tensors, gradients, hessian = inputs[:7], inputs[7], inputs[8]
-        ctx.set_materialize_grads(False)
-        # the points, so that autograd refuses those that were changed in place meanwhile
-        ctx.save_for_backward(upstream, *gradients, *tensors[:2])
-        ctx.hessian = hessian
-        return tuple(g if g is None else upstream.to(g) * g for g in gradients)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *moves: Tensor | None) -> tuple[Tensor | None, ...]:
-        upstream, *gradients, x, y = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        if any(move is not None for move in moves[2:]) or any(needed[3:8]):
-            raise SettingsError(
-                "second derivatives of the divergence are known in x and y only; pass weights and "
-                "label costs that require no gradient (a.detach()), or do not differentiate twice"
-            )
-        along = None
-        if needed[0]:
-            along = torch.zeros_like(upstream)
-            for move, gradient in zip(moves, gradients, strict=True):
-                if move is not None:
-                    along += (move * gradient).sum().to(along)
-        if not any(needed[1:3]) or moves[0] is None and moves[1] is None:
-            return (along, *(None,) * 9)
-        flat = (m if m is None else m.reshape(len(m), -1) for m in moves[:2])
-        settings = CGSettings()
-        *outs, solve = ctx.hessian.product(
-            *flat, rows=needed[1], columns=needed[2], settings=settings
-        )
-        warn_unsolved(solve)
-        scaled = (
-            h if h is None else (upstream.to(h) * h).to(p).reshape(p.shape)
-            for h, p in zip(outs, (x, y), strict=True)
-        )
-        return (along, *scaled, *(None,) * 7)
+    constants = Constants(labels, clouds.factor, settings, (clouds, result))
+    return differentiable_value(tensors, constants)

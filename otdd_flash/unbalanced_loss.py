@@ -27,6 +27,7 @@ from torch import Tensor
 from otdd_flash.certificate import Bounds
 from otdd_flash.checks import check_clouds, check_masses
 from otdd_flash.cost import Margin, Side
+from otdd_flash.derivatives import refused
 from otdd_flash.divergence import LabelledClouds
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.gradient import column_pull, row_pull
@@ -42,6 +43,10 @@ from otdd_flash.unbalanced import (
     solve_unbalanced_self,
 )
 
+SECOND = (
+    "second derivatives of the unbalanced divergence are not known; differentiate once, or leave "
+    "out reach"
+)
 NO_LABELS = torch.zeros((1, 1), dtype=torch.float64)
 
 
@@ -216,14 +221,15 @@ class _Unbalanced(torch.autograd.Function):
                     else _gradient(k, tensors, found, rho, factor, float(settings.epsilon))
                 )
                 gradients[k] = value.to(tensors[k]).reshape(tensors[k].shape)
-        ctx.save_for_backward(*gradients)
+        ctx.gradients = gradients
+        ctx.save_for_backward(*tensors)
         return torch.tensor(found.value, dtype=torch.float64, device=tensors[0].device)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [g if g is None else upstream.to(g) * g for g in ctx.saved_tensors]
-        return (*scaled, None, None, None)
+        tensors = ctx.saved_tensors
+        gradients = [g if g is None else refused(g, SECOND, *tensors) for g in ctx.gradients]
+        return (*(g if g is None else upstream.to(g) * g for g in gradients), None, None, None)
 
 
 def _gradient(

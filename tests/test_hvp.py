@@ -271,19 +271,61 @@ class TestDoubleBackward:
         sinkhorn_divergence(x, normal(2, 5, 2), epsilon=1.0, device="cpu").backward()
         assert x.grad is not None and not x.grad.requires_grad
 
+    @pytest.mark.parametrize(
+        "of",
+        [
+            lambda f, x, v: torch.autograd.functional.hvp(f, x, v)[1],
+            lambda f, x, v: torch.autograd.functional.vhp(f, x, v)[1],
+            lambda f, x, v: torch.func.grad(lambda x: (torch.func.grad(f)(x) * v).sum())(x),
+            lambda f, x, v: torch.einsum(
+                "ijkl,kl->ij", torch.func.jacrev(torch.func.jacrev(f))(x), v
+            ),
+        ],
+    )
+    def test_is_the_product_in_every_form_of_torch(self, of):
+        x, y, v = normal(1, 6, 2), normal(2, 5, 2), normal(3, 6, 2)
+        keywords = {"epsilon": 1.0, "tol": 1e-10, "device": "cpu"}
+        got = of(lambda x: sinkhorn_divergence(x, y, **keywords), x, v)
+        assert close(got, hvp(x, y, v, **keywords).product, 1e-9)
+
+    def test_inside_a_checkpoint(self):
+        x, y = normal(1, 6, 2).requires_grad_(), normal(2, 5, 2)
+
+        def value(x: torch.Tensor) -> torch.Tensor:
+            return sinkhorn_divergence(x, y, epsilon=1.0, device="cpu")
+
+        (truth,) = torch.autograd.grad(value(x), x)
+        kept = torch.utils.checkpoint.checkpoint(value, x, use_reentrant=False)
+        assert torch.equal(torch.autograd.grad(kept, x)[0], truth)
+
+    # of torch itself
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
     def test_refuses_what_it_does_not_know(self):
         x, y = normal(1, 6, 2).requires_grad_(), normal(2, 5, 2)
         a = torch.full((6,), 1 / 6, dtype=torch.float64, requires_grad=True)
-        value = sinkhorn_divergence(x, y, a, epsilon=1.0, device="cpu")
-        gx, ga = torch.autograd.grad(value, (x, a), create_graph=True)
-        for gradient in (gx, ga):
+        keywords = {"epsilon": 1.0, "device": "cpu"}
+
+        def value(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            return sinkhorn_divergence(x, y, a, **keywords)
+
+        gx, ga = torch.autograd.grad(value(x, a), (x, a), create_graph=True)
+        for gradient, point in ((gx, a), (ga, x), (ga, a), (gx, (x, a))):
             with pytest.raises(otdd.SettingsError, match=r"in x and y only; .*a.detach\(\)"):
-                torch.autograd.grad(gradient.sum(), x, retain_graph=True)
-        value = sinkhorn_divergence(x, y, epsilon=1.0, device="cpu")
-        (gx,) = torch.autograd.grad(value, x, create_graph=True)
+                torch.autograd.grad(gradient.sum(), point, retain_graph=True, allow_unused=True)
+        with pytest.raises(otdd.SettingsError, match="in x and y only"):
+            gx.sum().backward(retain_graph=True)
+        # the points alone, though weights ask for gradients too
+        second = torch.autograd.grad(gx.square().sum(), x)[0]
+        assert close(second, hvp(x, y, 2 * gx.detach(), **keywords).product, 1e-4)
+
+        (gx,) = torch.autograd.grad(value(x, a.detach()), x, create_graph=True)
         (second,) = torch.autograd.grad(gx.square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
+        with pytest.raises(otdd.SettingsError, match="third derivatives"):
             second.sum().backward()
+        with pytest.raises(otdd.SettingsError, match=r"torch\.func\.jacrev\(torch"):
+            torch.func.hessian(lambda x: value(x, a.detach()))(x.detach())
+        with pytest.raises(otdd.SettingsError, match="loop over it, or use otdd_flash.SamplesLoss"):
+            torch.func.vmap(lambda x: value(x, a.detach()))(torch.stack([x, x]).detach())
 
     def test_refuses_points_that_were_changed_in_place(self):
         x = normal(1, 6, 2)

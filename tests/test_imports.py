@@ -37,6 +37,7 @@ FLOORS = (
         "otdd_flash.hessian_term",
         "otdd_flash.hessian",
         "otdd_flash.solved",
+        "otdd_flash.derivatives",
         "otdd_flash.loss",
         "otdd_flash.second_order",
         "otdd_flash.landscape",

@@ -178,3 +178,16 @@ def test_bad_input_is_refused():
             unbalanced_divergence(x, y, weights, b, 0.1, 0.5, settings(0.01))
     with pytest.raises(otdd.DataError, match="bring both to one feature space"):
         unbalanced_divergence(x, y[:, :1], a, b, 0.1, 0.5, settings(0.01))
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_second_derivatives_are_refused_and_never_zero(debias):
+    x, y, a, b = problem(3, 8, 9)
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return unbalanced_divergence(x, y, a, b, 0.5, 0.5, settings(0.1, debias=debias))
+
+    # torch takes a gradient without a graph for a constant
+    for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp):
+        with pytest.raises(otdd.SettingsError, match="unbalanced divergence .* leave out reach"):
+            product(value, x, torch.ones_like(x))
