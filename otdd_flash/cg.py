@@ -19,6 +19,8 @@ from otdd_flash.types import check_number, is_integer, shown
 REACHED = {torch.float64: 1e-10, torch.float32: 1e-5}
 # a restart from the true residual that gains less than this says that rounding is reached
 LEAST_GAIN = 0.5
+# what residuals of the recurrence can gain before they part from the true ones
+MOST_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,27 @@ def conjugate_gradients(
     whole = left = size(residual)
     steps = 0
     while left > tol * whole and steps < most:
+        trial, estimate = solution, residual
         scaled = residual / mass
         direction, product = scaled, residual @ scaled
-        estimate = residual
-        while size(estimate) > tol * whole and steps < most:
+        enough = max(tol * whole, MOST_GAIN * left)
+        while size(estimate) > enough and steps < most:
             image = admissible(apply(direction))
             curvature = direction @ image
             if not curvature > 0:
                 break
             step = product / curvature
-            solution = solution + step * direction
+            trial = trial + step * direction
             estimate = estimate - step * image
             scaled = estimate / mass
             before, product = product, estimate @ scaled
             direction = scaled + (product / before) * direction
             steps += 1
-        residual = admissible(right - apply(solution))
-        before_restart, left = left, size(residual)
-        if not left < LEAST_GAIN * before_restart:
+        true = admissible(right - apply(trial))
+        before_restart, now = left, size(true)
+        if now < left:
+            solution, residual, left = trial, true, now
+        if not now < LEAST_GAIN * before_restart:
             break
     if singular:
         solution = solution - (mass @ solution) / mass.sum()

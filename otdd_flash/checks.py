@@ -30,10 +30,10 @@ WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: tor
 
 def shown(
     value: Any,  # whatever a caller passed
-) -> str:  # its repr, cut to a length that fits a message
+) -> str:  # its repr on one line, cut to a length that fits a message
     """Return a value as error messages show it."""
     try:
-        text = repr(value)
+        text = repr(value).replace("\n", " ")
     except ValueError:  # an integer of more digits than Python prints
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -82,8 +83,10 @@ class Hessian:
         """Return the Hessian times a direction; zeros for samples without weight."""
         with full_products(self._plan.x.weights.device), torch.no_grad():
             plan, dtype = self._plan, self._cross.dtype
-            left = None if v is None else _on_plan(v, plan.x.order, dtype)
-            right = None if w is None else _on_plan(w, plan.y.order, dtype)
+            # squares of the direction must not overflow or vanish
+            unit = _power_of_two(v, w)
+            left = None if v is None else _on_plan(v, plan.x.order, dtype, unit)
+            right = None if w is None else _on_plan(w, plan.y.order, dtype, unit)
             by_rows, by_columns, solve = self._cross.product(
                 left, right, rows=rows, columns=columns, settings=settings
             )
@@ -99,10 +102,11 @@ class Hessian:
                     continue
                 term = self._target if k else self._source
                 order = self._inner[k].x.order
-                part, solve = term.self_product(_on_plan(move, order, term.dtype), settings)
+                part, solve = term.self_product(_on_plan(move, order, term.dtype, unit), settings)
                 solves.append(solve)
                 out[order] -= part
-        return outs[0], outs[1], _worst(solves)
+            left, right = (out if out is None else out.mul_(unit) for out in outs)
+        return left, right, _worst(solves)
 
 
 def _worst(solves: list[Solve]) -> Solve:
@@ -114,12 +118,23 @@ def _worst(solves: list[Solve]) -> Solve:
     )
 
 
+def _power_of_two(*moves: Tensor | None) -> float:
+    """Return the power of two next to the largest entry: a scale that rounds nothing."""
+    ends = [end for move in moves if move is not None for end in torch.aminmax(move)]
+    _, exponent = math.frexp(max(abs(float(end)) for end in ends))
+    return 2.0 ** max(-1000, min(exponent, 1000))
+
+
 def _on_plan(
     move: Tensor,  # (N, d) in the order of the dataset
     order: Tensor,  # (n,)
     dtype: torch.dtype,
-) -> Tensor:  # (n, d)
-    return move[order.to(move.device)].to(order.device, dtype)
+    unit: float,
+) -> Tensor:  # (n, d) in units of `unit`
+    chosen = move[order.to(move.device)]
+    # scaled in the wider type
+    chosen = chosen if chosen.dtype == torch.float64 else chosen.to(dtype)
+    return chosen.div_(unit).to(order.device, dtype)
 
 
 def _off_plan(

@@ -149,6 +149,8 @@ def _directions(
     Raises:
         DataError: not of the shape of the points, not finite, or none at all.
     """
+    if v is None:
+        raise DataError("v is None, expected a direction, or a pair (vx, vy) with at most one None")
     if isinstance(v, tuple):
         halves = v
     elif wrt == "xy":

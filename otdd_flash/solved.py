@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.certificate import renumbered
-from otdd_flash.checks import check_clouds, check_points, check_weights
+from otdd_flash.checks import check_clouds, check_points, check_weights, shown
 from otdd_flash.cost import make_side
 from otdd_flash.divergence import (
     Divergence,
@@ -20,14 +19,16 @@ from otdd_flash.divergence import (
     divergence_steps,
     warn_unconverged,
 )
-from otdd_flash.errors import LabelError, SettingsError
+from otdd_flash.errors import LabelError
 from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
 from otdd_flash.hessian import Hessian
 from otdd_flash.ops import device_of
 from otdd_flash.plan import Plan
 from otdd_flash.sinkhorn import finish
-from otdd_flash.types import OTDDSettings
+from otdd_flash.types import OTDDSettings, check_number
 
+# asymmetry of a label cost that passes for rounding, of its largest entry
+SYMMETRIC = 1e-5
 NONE = torch.zeros((1, 1), dtype=torch.float64)
 
 
@@ -65,14 +66,61 @@ def divergence_inputs(
         w if isinstance(w, Tensor) else check_weights(w, len(p), name)
         for w, p, name in ((a, points[0], "a"), (b, points[1], "b"))
     ]
-    if not (math.isfinite(factor) and factor > 0):
-        raise SettingsError(f"factor is {factor}, expected a finite number > 0")
+    factor = check_number("factor", factor, positive=True)
     if (labels is None) != (label_cost is None):
         raise LabelError("labels and label_cost go together: give both, or neither")
-    ids = labels or tuple(torch.zeros(len(p), dtype=torch.int64) for p in points)
-    costs = tuple(torch.as_tensor(c) for c in label_cost or (NONE, NONE, NONE))
-    constants = Constants(tuple(torch.as_tensor(i) for i in ids), factor, settings)
-    return (*points, *weights, *costs), constants
+    if labels is None or label_cost is None:
+        ids: tuple[Tensor, ...] = tuple(torch.zeros(len(p), dtype=torch.int64) for p in points)
+        costs: tuple[Tensor, ...] = (NONE, NONE, NONE)
+    else:
+        ids = _tensors(labels, "labels", "the class ids of x and y")
+        costs = _tensors(label_cost, "label_cost", "costs (Vx, Vy), (Vx, Vx), (Vy, Vy)")
+    return (*points, *weights, *costs), Constants(ids, factor, settings)
+
+
+def _tensors(values: Any, name: str, what: str) -> tuple[Tensor, ...]:
+    """Return two class ids, or three label costs, as tensors."""
+    count = 2 if name == "labels" else 3
+    if not isinstance(values, (tuple, list)) or len(values) != count:
+        raise LabelError(f"{name} is {shown(values)}, expected a tuple of {count}: {what}")
+    try:
+        return tuple(torch.as_tensor(value) for value in values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LabelError(
+            f"{name} is {shown(values)}, not numbers ({error}); expected a tuple of {count}: {what}"
+        ) from error
+
+
+def _check_label_costs(costs: list[Tensor], debias: bool) -> None:
+    """Refuse label costs of other shapes than (Vx, Vy), (Vx, Vx), (Vy, Vy), or not finite.
+
+    Self terms are solved by updates that take the costs inside a cloud as symmetric.
+    """
+    classes = [len(block) if block.ndim else 0 for block in costs[1:]]
+    for block, sides in zip(costs, ((0, 1), (0, 0), (1, 1)), strict=True):
+        want = tuple(classes[k] for k in sides)
+        if tuple(block.shape) != want or not bool(torch.isfinite(block).all()):
+            raise LabelError(
+                f"a label cost has shape {tuple(block.shape)}, expected {want}, finite: "
+                "(Vx, Vy), (Vx, Vx), (Vy, Vy)"
+            )
+    for block, name in zip(costs[1:], "xy", strict=True):
+        gap = float((block - block.mT).abs().max())
+        if debias and gap > SYMMETRIC * float(block.abs().max()):
+            raise LabelError(
+                f"the label cost inside {name} differs from its transpose by up to {gap:.3g}, "
+                "expected it to be symmetric: pass (cost + cost.mT) / 2, or debias=False"
+            )
+
+
+def _check_ids(ids: Tensor, n: int, classes: int, name: str) -> None:
+    """Refuse class ids that are not (n,) int64 from 0 to classes - 1."""
+    want = f"expected ({n},) int64 ids below {classes}"
+    if ids.shape != (n,) or ids.dtype != torch.int64:
+        raise LabelError(f"labels of {name} are {ids.dtype} {tuple(ids.shape)}, {want}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= classes:
+        raise LabelError(f"labels of {name} run from {low} to {high}, {want}")
 
 
 class SolvedDivergence:
@@ -85,23 +133,9 @@ class SolvedDivergence:
         self.shapes = x.shape, y.shape
         self.points = points
         self.weights = check_weights(a, len(x), "a"), check_weights(b, len(y), "b")
-        for block, shape in zip(costs, ((0, 1), (0, 0), (1, 1)), strict=True):
-            want = tuple(len(costs[1 + k]) for k in shape)
-            if tuple(block.shape) != want or not bool(torch.isfinite(block).all()):
-                raise LabelError(
-                    f"a label cost has shape {tuple(block.shape)}, expected {want}, finite: "
-                    "(Vx, Vy), (Vx, Vx), (Vy, Vy)"
-                )
-        for ids, p, cost, name in zip(
-            constants.labels, points, (costs[1], costs[2]), "xy", strict=True
-        ):
-            wrong = ids.shape != (len(p),) or ids.dtype != torch.int64
-            if wrong or int(ids.min()) < 0 or int(ids.max()) >= len(cost):
-                raise LabelError(
-                    f"labels of {name} have shape {tuple(ids.shape)} and values "
-                    f"{int(ids.min())}..{int(ids.max())}; expected ({len(p)},) int64 ids below "
-                    f"{len(cost)}"
-                )
+        _check_label_costs(costs, constants.settings.debias)
+        for ids, p, cost, name in zip(constants.labels, points, costs[1:], "xy", strict=True):
+            _check_ids(ids, len(p), len(cost), name)
         self.clouds, self.result = constants.solved or self._solve(costs)
         sizes = len(x), len(y)
         self.cross = self._plan(self.result.cross, (0, 1), sizes)

@@ -54,6 +54,9 @@ def test_gradients_agree_with_finite_differences(k):
         if k in (2, 3):
             # weights move along the simplex
             move -= step / move.numel()
+        if k in (5, 6):
+            # costs inside a cloud stay symmetric
+            move = (move + move.mT) / 2
         difference = (value(inputs[k] + move) - value(inputs[k] - move)).item() / (2 * step)
         along = (point.grad * move).sum().item() / step
         assert along == pytest.approx(difference, rel=TOLERANCE, abs=TOLERANCE)
@@ -124,5 +127,29 @@ def test_bad_input_is_refused():
         sinkhorn_divergence(x, y, labels=(torch.zeros(3).long(), torch.zeros(4).long()))
     with pytest.raises(otdd.DataError, match="bring both to one feature space"):
         sinkhorn_divergence(x, torch.ones(4, 3))
+    ids, cost = (torch.zeros(3).long(), torch.ones(4).long()), torch.zeros(2, 2)
+    bent = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    for labels, costs, message in (
+        (ids[0], (cost, cost, cost), r"labels is tensor\(.*expected a tuple of 2: the class ids"),
+        (ids, cost, r"label_cost is tensor\(.*expected a tuple of 3: costs \(Vx, Vy\)"),
+        (ids, (cost, cost), "expected a tuple of 3"),
+        ((["a"] * 3, ids[1]), (cost, cost, cost), "not numbers"),
+        ((ids[0][:0], ids[1]), (cost, cost, cost), r"labels of x are torch.int64 \(0,\)"),
+        ((ids[0].int(), ids[1]), (cost, cost, cost), r"are torch.int32 .*expected \(3,\) int64"),
+        ((ids[0], ids[1] + 1), (cost, cost, cost), "labels of y run from 2 to 2, .*below 2"),
+        (ids, (0.0, 0.0, 0.0), r"a label cost has shape \(\), expected"),
+        (ids, (cost, cost, cost[:1]), "a label cost has shape"),
+        (ids, (cost, cost + torch.nan, cost), "finite"),
+        (ids, (cost, cost, bent), "inside y differs from its transpose by up to 1, .*symmetric"),
+    ):
+        with pytest.raises(otdd.LabelError, match=message):
+            sinkhorn_divergence(x, y, labels=labels, label_cost=costs, device="cpu")
+    # the cross term alone has no such cost
+    sinkhorn_divergence(
+        *(x, y), labels=ids, label_cost=(cost, cost, bent), debias=False, device="cpu"
+    )
+    for factor in (0.0, torch.nan, "a", None):
+        with pytest.raises(otdd.SettingsError, match="factor is"):
+            sinkhorn_divergence(x, y, factor=factor)
     with pytest.raises(otdd.WeightError, match="sum to 2"):
         sinkhorn_divergence(x, y, torch.full((3,), 2 / 3))
