@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from otdd_flash.newton import DescentResult, newton_cg
     from otdd_flash.otdd import distance, steps
     from otdd_flash.plots import plot_result
-    from otdd_flash.portraits import plot_explanation
+    from otdd_flash.portraits import plot_explanation, plot_values
     from otdd_flash.rankings import rank
     from otdd_flash.report import write_report
     from otdd_flash.results import load_result, save
@@ -92,6 +92,7 @@ __all__ = [
     "plot_ranking",
     "plot_result",
     "plot_tree",
+    "plot_values",
     "rank",
     "save",
     "sinkhorn_divergence",
@@ -131,6 +132,7 @@ _HOME = {
     "plot_tree": "maps",
     "plot_result": "plots",
     "plot_explanation": "portraits",
+    "plot_values": "portraits",
     "rank": "rankings",
     "write_report": "report",
     "load_result": "results",

@@ -1,4 +1,4 @@
-"""Pictures of explanations: where classes go, what S is made of, which samples pay."""
+"""Pictures of explanations and values: where classes go, what S is made of, which samples pay."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from otdd_flash.figures import array, drawn, heat_map, name_ticks, short
-from otdd_flash.findings import Explanation, extremes
+from otdd_flash.errors import DataError
+from otdd_flash.figures import (
+    array,
+    drawn,
+    heat_map,
+    name_ticks,
+    power_of_1000,
+    short,
+    unit_text,
+)
+from otdd_flash.findings import Explanation, Values, extremes
 from otdd_flash.naming import NAME
 from otdd_flash.png import MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR
 from otdd_flash.sheets import is_coloured, is_image, sample_pictures, stacked
 from otdd_flash.types import LabelledDataset
 
 SHOWN = 8  # samples or pairs in a row of pictures
+WORST = 12  # samples in a row of those of the highest values
 SPLIT_COLOURS = {"features": SOURCE_COLOUR, "labels": TARGET_COLOUR, "entropy": "#999999"}
 
 
@@ -122,3 +133,68 @@ def _sheet(axes: Axes, sheet: np.ndarray, title: str) -> None:
     axes.axhline(len(sheet) / 2 - 0.5, color="white", linewidth=2)
     axes.set_title(title, fontsize=9.5)
     axes.set_axis_off()
+
+
+def plot_values(
+    result: Values,
+    path_or_figure: str | Path | Figure,
+    src: LabelledDataset | None = None,  # None: no samples to show
+) -> Figure:
+    """Draw how values are spread, and of images the most foreign and those whose label fits least.
+
+    Raises:
+        DataError: a dataset that the values are not of.
+        OSError: the file cannot be written.
+    """
+    if src is not None and len(src) != result.source.n:
+        raise DataError(
+            f"{src.name}: {len(src):,} samples, the values are of {result.source.n:,}; give "
+            f"{result.source.name}, which was valued, or None"
+        )
+    shown = src if src is not None and is_image(src) else None
+    size = (11.0, 3.6 if shown is None else 6.4)
+    return drawn(
+        lambda figure: _values(figure, result, shown), path_or_figure, size, is_coloured(shown)
+    )
+
+
+def _values(figure: Figure, result: Values, src: LabelledDataset | None) -> None:
+    state = "" if result.converged else ", NOT CONVERGED"
+    names = short(result.source.name, 40), short(result.target.name, 40)
+    figure.suptitle(f"{names[0]}, valued by its distance to {names[1]}{state}", fontsize=13)
+    scores = (
+        (result.value, SOURCE_COLOUR, "value, higher is more foreign", "most foreign"),
+        (result.label, TARGET_COLOUR, "part of the label, higher fits less", "label fits least"),
+    )
+    ratios = (1.0,) if src is None else (3.0, 1.1, 1.1)
+    grid = figure.add_gridspec(len(ratios), 2, height_ratios=ratios)
+    for k, (score, colour, title, worst) in enumerate(scores):
+        _spread(figure.add_subplot(grid[0, k]), array(score[~score.isnan()]), colour, title)
+        if src is not None:
+            _worst(figure, grid[k + 1, :].subgridspec(1, WORST), result, src, score, worst)
+
+
+def _spread(axes: Axes, values: np.ndarray, colour: str, title: str) -> None:
+    power = power_of_1000(values)
+    axes.hist(values / 10.0**power, bins=60, color=colour)
+    axes.set_yscale("log")
+    axes.set_title(title + unit_text(power), fontsize=11)
+    axes.set_ylabel("samples", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _worst(
+    figure: Figure, cells: Any, result: Values, src: LabelledDataset, score: Tensor, title: str
+) -> None:
+    """Draw the samples of the highest scores in a row, each with its class."""
+    rows = extremes(score, WORST)[1]
+    pictures = sample_pictures(src, rows)
+    for k, (row, picture) in enumerate(zip(rows.tolist(), pictures, strict=True)):
+        axes = figure.add_subplot(cells[k])
+        axes.imshow(picture, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        name = result.source.class_names[int(result.labels[row])]
+        axes.set_title(short(name, 11), fontsize=8.5)
+        if k == 0:
+            axes.set_ylabel(title, fontsize=8.5)

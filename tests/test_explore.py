@@ -148,6 +148,21 @@ def test_bad_input_is_one_line(arguments, pieces):
     refused(run(*arguments), *pieces)
 
 
+def test_long_runs_are_announced(monkeypatch):
+    from otdd_flash import otdd as module
+
+    monkeypatch.setattr(module, "estimate_seconds", lambda *_: 100.0)
+    for command, words in (
+        (("matrix", *MINI, MINI[0]), "3 pairs of datasets: about 5 min expected"),
+        (("explain", *MINI), "mnist-mini (100) x fashion-mnist-mini (100): about 2 min expected"),
+        (("value", *MINI), "about 3 min expected"),
+        (("rank", MINI[0], "--sources", MINI[1]), "about 2 min expected"),
+    ):
+        result = run(*command, *SMALL)
+        assert result.exit_code == 0 and words in result.stderr, result.stderr
+        assert "expected" not in run(*command, *SMALL, "--quiet").stderr
+
+
 def test_a_run_of_others_in_the_folder_is_refused(tmp_path):
     assert run("matrix", *MINI, *SMALL, "--out", tmp_path).exit_code == 0
     refused(run("matrix", *MINI, *SMALL, "--quiet", "--out", tmp_path), "holds a run already")

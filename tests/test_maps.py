@@ -18,7 +18,7 @@ from otdd_flash import LabelledDataset, OTDDSettings
 from otdd_flash.findings import extremes
 from otdd_flash.maps import plot_map, plot_matrix, plot_ranking, plot_tree
 from otdd_flash.naming import name_points
-from otdd_flash.portraits import plot_explanation
+from otdd_flash.portraits import plot_explanation, plot_values
 
 SETTINGS = OTDDSettings(epsilon="5%", device="cpu")
 
@@ -133,6 +133,23 @@ def test_explanations_of_images_and_vectors(tmp_path):
     assert len(plot_explanation(none, Figure(), src, tgt).axes) == 5
     flat = dataset(12, 2, 1), dataset(12, 2, 2)
     assert len(plot_explanation(otdd.explain(*flat, SETTINGS), Figure(), *flat).axes) == 3
+
+
+def test_values_of_images_and_vectors(tmp_path):
+    src, tgt = fake_images(3), fake_images(3, seed=1)
+    found = otdd.value(src, tgt, SETTINGS)
+    figure = plot_values(found, tmp_path / "v.png", src)
+    # two histograms, twelve samples of the highest value and as many of the highest label part
+    assert len(figure.axes) == 2 + 24 and (tmp_path / "v.png").stat().st_size > 1000
+    worst = src.class_names[int(src.labels[found.label.argmax()])]
+    assert figure.axes[14].get_ylabel() == "label fits least"
+    assert figure.axes[14].get_title() == worst
+    flat = dataset(12, 2, 1), dataset(12, 2, 2)
+    stopped = dataclasses.replace(otdd.value(*flat, SETTINGS), converged=False)
+    figure = plot_values(stopped, Figure(), flat[0])
+    assert len(figure.axes) == 2 and "NOT CONVERGED" in figure.get_suptitle()
+    with pytest.raises(otdd.DataError, match="13 samples, the values are of"):
+        plot_values(found, Figure(), dataset(13, 2, 1))
 
 
 def test_extremes_leave_out_what_has_no_score():

@@ -12,7 +12,7 @@ from problems import dataset, moved
 
 import otdd_flash as otdd
 from otdd_flash import Confidence, LabelledDataset, OTDDSettings
-from otdd_flash.matrices import linkage, positions
+from otdd_flash.matrices import linkage, matrix_steps, positions
 from otdd_flash.pairs import unique_names
 
 SETTINGS = OTDDSettings(epsilon="3%", device="cpu")
@@ -85,6 +85,17 @@ def test_equal_sets_are_at_distance_0_and_translations_as_far_as_they_are(sets):
     assert float(found.squared[0, 1]) == 0.0
     # 25 for the points, 25 for their classes
     assert float(found.squared[0, 2]) == pytest.approx(50, rel=1e-6)
+
+
+def test_progress_tells_stage_by_stage(sets):
+    steps = matrix_steps(sets[:3], SETTINGS, confidence=Confidence(noise_floor=True))
+    states = list(steps)
+    stages = list(dict.fromkeys(state.stage for state in states))
+    expected = "prepare, class laws, label costs, self terms, pairs, noise floor"
+    assert ", ".join(stages) == expected
+    pairs = [state for state in states if state.stage == "pairs"]
+    assert [s.done for s in pairs] == sorted(s.done for s in pairs) and pairs[-1].done == 3
+    assert any(s.note.startswith("a - c: solve") for s in pairs)
 
 
 def test_an_absolute_eps_and_no_debiasing(sets):

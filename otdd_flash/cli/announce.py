@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,25 +12,36 @@ if TYPE_CHECKING:
 LONG_SECONDS = 60.0
 
 
-def long_run(
-    seconds: float, src: LabelledDataset, tgt: LabelledDataset, settings: OTDDSettings
-) -> str:
-    """Say how long a run is expected to take and what would shorten it."""
+def announce_long(
+    pairs: Sequence[tuple[LabelledDataset, LabelledDataset]],  # that are to be solved
+    settings: OTDDSettings,
+    tell: Callable[[str], None],
+    times: float = 1.0,  # of what the distances alone take
+) -> None:
+    """Say how long a run is expected to take and what would shorten it, where that is long."""
     from otdd_flash.ops import resolve_device
+    from otdd_flash.otdd import estimate_seconds
 
-    # the solve grows with n m: this many samples a side take about half the limit
-    largest = max(len(src), len(tgt))
-    fewer = int((len(src) * len(tgt) * LONG_SECONDS / 2 / seconds) ** 0.5)
+    seconds = sum(estimate_seconds(src, tgt, settings) for src, tgt in pairs) * times
+    if seconds <= LONG_SECONDS:
+        return
+    # a solve grows with n m: this many samples a side take about half the limit
+    sizes = [(len(src), len(tgt)) for src, tgt in pairs]
+    product = sum(n * m for n, m in sizes) / len(sizes)
+    fewer = int((product * LONG_SECONDS / 2 / seconds) ** 0.5)
     fewer = max(100, round(fewer, 1 - len(str(fewer))))
-    ways = [f"--max-samples {fewer}"] if fewer < largest else []
+    ways = [f"--max-samples {fewer}"] if fewer < max(map(max, sizes)) else []
     ways.append("a larger --epsilon or --tol")
     if resolve_device("auto").type == "cpu":
         ways.append("a GPU")
     elif resolve_device(settings.device).type == "cpu":
         ways.append("--device cuda")
-    return (
-        f"{src.name} ({len(src):,}) x {tgt.name} ({len(tgt):,}): about {duration(seconds)} "
-        f"expected; shorter with {', '.join(ways[:-1])}{' or ' if ways[1:] else ''}{ways[-1]}"
+    (src, tgt), (n, m) = pairs[0], sizes[0]
+    what = f"{src.name} ({n:,}) x {tgt.name} ({m:,})"
+    what = what if len(pairs) == 1 else f"{len(pairs):,} pairs of datasets"
+    tell(
+        f"{what}: about {duration(seconds)} expected; shorter with "
+        f"{', '.join(ways[:-1])}{' or ' if ways[1:] else ''}{ways[-1]}"
     )
 
 

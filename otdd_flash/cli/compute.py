@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from otdd_flash.cli.announce import LONG_SECONDS, long_run
+from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import confidence_of, confidence_options
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
@@ -71,11 +71,10 @@ def compute(**options: Any) -> None:
     bars = Bars(wanted(options["quiet"]))
     tell = silent if options["quiet"] else say
     src, tgt = load_pair(options, bars, tell)
+    announce_long([(src, tgt)], settings, tell)
 
-    from otdd_flash.otdd import estimate_seconds, steps
+    from otdd_flash.otdd import steps
 
-    if (seconds := estimate_seconds(src, tgt, settings)) > LONG_SECONDS:
-        tell(long_run(seconds, src, tgt, settings))
     result, warned = drive(steps(src, tgt, settings, confidence=confidence), bars)
     try:
         _write(result, src, tgt, options)

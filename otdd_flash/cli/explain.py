@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import file_option, finding_options, show
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
@@ -59,7 +60,9 @@ def explain(**options: Any) -> None:
     settings = settings_of(options)
     check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))
-    src, tgt = load_pair(options, bars, silent if options["quiet"] else say)
+    tell = silent if options["quiet"] else say
+    src, tgt = load_pair(options, bars, tell)
+    announce_long([(src, tgt)], settings, tell, 1.5)
 
     from otdd_flash.explanations import explain_steps
     from otdd_flash.portraits import plot_explanation

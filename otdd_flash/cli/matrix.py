@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import (
     confidence_of,
     confidence_options,
@@ -73,9 +75,11 @@ def matrix(**options: Any) -> None:
         raise click.UsageError("--resume goes on with the run in a folder: give --out DIR")
     check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
-    check_device(settings.device, options["devices"])
+    devices = check_device(settings.device, options["devices"])
     bars = Bars(wanted(options["quiet"]))
-    datasets = load_all(names, options, bars, silent if options["quiet"] else say)
+    tell = silent if options["quiet"] else say
+    datasets = load_all(names, options, bars, tell)
+    announce_long(list(combinations(datasets, 2)), settings, tell, 1 / len(devices))
 
     from otdd_flash.matrices import matrix_steps
     from otdd_flash.report import write_report

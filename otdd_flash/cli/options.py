@@ -12,6 +12,8 @@ from otdd_flash.cli.params import Box, Device, MemorySize
 from otdd_flash.files import check_writable
 
 if TYPE_CHECKING:
+    import torch
+
     from otdd_flash.types import OTDDSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -307,8 +309,8 @@ def settings_of(options: dict[str, Any]) -> OTDDSettings:
     return OTDDSettings(**kept, debias=not options["no_debias"])
 
 
-def check_device(device: str, devices: str | tuple[str, ...] | None = None) -> None:
-    """Raise DeviceError now if the device, or one of those that share the work, is not there."""
+def check_device(device: str, devices: str | tuple[str, ...] | None = None) -> list[torch.device]:
+    """Return what computes; raise DeviceError now if it is not there."""
     from otdd_flash.ops import resolve_devices
 
-    resolve_devices(devices, device)
+    return resolve_devices(devices, device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import (
     confidence_of,
     confidence_options,
@@ -70,7 +71,7 @@ def rank(**options: Any) -> None:
         raise click.UsageError("no sources: give --sources DATASET...")
     check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
-    check_device(settings.device, options["devices"])
+    devices = check_device(settings.device, options["devices"])
 
     from otdd_flash.findings_io import read_scores
     from otdd_flash.tables import ranking_text
@@ -79,6 +80,7 @@ def rank(**options: Any) -> None:
     bars = Bars(wanted(options["quiet"]))
     tell = silent if options["quiet"] else say
     target, *sources = load_all([options["target"], *names], options, bars, tell)
+    announce_long([(s, target) for s in sources], settings, tell, 1 / len(devices))
 
     from otdd_flash.maps import plot_ranking
     from otdd_flash.rankings import rank_steps

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import file_option, finding_options, show
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, say, silent
@@ -23,7 +24,7 @@ EPILOG = """\b
 Examples:
   otdd value mnist-mini fashion-mnist-mini --max-samples 300 --normalize unit
   otdd value mnist-mini mnist-mini --max-samples 300 --output values.csv
-  otdd value mnist kmnist --split test --output values.csv
+  otdd value mnist kmnist --split test --output values.csv --plot worst.png
 
 Datasets are names, files, folders and more: see `otdd datasets --help`.
 
@@ -43,6 +44,7 @@ TGT should be samples whose labels one trusts, such as a validation set.
 @distance_options
 @machine_options
 @file_option("--output", "FILE.csv", "Write a line a sample (csv), or the whole result (npz)")
+@file_option("--plot", "FILE.png", "Write a picture (png, pdf or svg)")
 @finding_options
 @debug_option
 def value(**options: Any) -> None:
@@ -52,9 +54,12 @@ def value(**options: Any) -> None:
     settings = settings_of(options)
     check_device(settings.device)
     bars = Bars(wanted(options["quiet"]))
-    src, tgt = load_pair(options, bars, silent if options["quiet"] else say)
+    tell = silent if options["quiet"] else say
+    src, tgt = load_pair(options, bars, tell)
+    announce_long([(src, tgt)], settings, tell, 2)
 
     from otdd_flash.findings_io import values_csv
+    from otdd_flash.portraits import plot_values
     from otdd_flash.results import save
     from otdd_flash.tables import values_text
     from otdd_flash.valuation import value_steps
@@ -63,5 +68,7 @@ def value(**options: Any) -> None:
     try:
         if output is not None:
             (values_csv if output.suffix.lower() == ".csv" else save)(found, output)
+        if options["plot"] is not None:
+            plot_values(found, options["plot"], src)
     finally:
         show(found, options["as_json"], values_text, warned)
