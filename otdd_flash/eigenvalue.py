@@ -37,7 +37,7 @@ class MinEigenvalue:
     largest: float  # in magnitude, to a tenth
     residual: float  # |H v - value v|: some eigenvalue is at most so far from value
     products: int
-    converged: bool  # residual below the tolerance
+    converged: bool  # the search ended with a residual below the tolerance
 
 
 def min_hessian_eigenvalue(
@@ -65,7 +65,7 @@ def min_hessian_eigenvalue(
         DataError, SettingsError.
 
     Warns:
-        ConvergenceWarning: a residual above ``tol`` after ``max_products``.
+        ConvergenceWarning: a residual above ``tol``, or a search that ``max_products`` ended.
 
     Memory: 20 vectors of the parameters' size on the CPU.
     """
@@ -98,17 +98,19 @@ def smallest(
     if not is_integer(seed) or seed < 0:
         raise SettingsError(f"seed is {shown(seed)}, expected an integer >= 0")
     watched = _Watched(product, layout.device, most)
+    ended = True
     try:
         largest = (_by_columns if layout.size <= DENSE else _by_lanczos)(
             watched, layout.size, tol, seed
         )
     except _SpentError:
-        largest = watched.largest
+        # what was found so far may be an eigenvector, but not that of the smallest
+        ended, largest = False, watched.largest
     vector = torch.from_numpy(watched.best).to(layout.device)
     image = product(vector)
     value = float(vector @ image)
     residual = float((image - value * vector).norm())
-    done = residual <= max(tol, 1e-12) * largest
+    done = ended and residual <= max(tol, 1e-12) * largest
     return MinEigenvalue(value, vector, largest, residual, watched.products + 1, done)
 
 
@@ -164,10 +166,11 @@ def _by_lanczos(product: _Watched, size: int, tol: float, seed: int) -> float:
         operator, k=1, which="LM", v0=first, maxiter=MOST, tol=ROUGH, return_eigenvectors=False
     )
     largest = float(np.abs(top[0]))
-    # ARPACK's tolerance is relative to the eigenvalue, which may be zero: moved away from it
+    # ARPACK's tolerance is relative to the eigenvalue, and no image may be zero: all are moved
+    # to where they are one to three times the largest
     moved = LinearOperator(
-        (size, size), matvec=lambda v: product(v) - largest * v.reshape(-1), dtype=np.float64
+        (size, size), matvec=lambda v: product(v) - 2 * largest * v.reshape(-1), dtype=np.float64
     )
-    _, vectors = eigsh(moved, k=1, which="SA", v0=first, maxiter=MOST, tol=tol)
+    _, vectors = eigsh(moved, k=1, which="SA", v0=first, maxiter=MOST, tol=tol / 3)
     product.note(vectors[:, 0], -np.inf)
     return largest

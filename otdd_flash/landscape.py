@@ -106,8 +106,10 @@ class Landscape:
 
     def at(self, point: Tensor) -> Local:
         """Return the function near a point."""
-        leaves = [part.clone().requires_grad_() for part in self.layout.parts(point)]
-        value = self._call(leaves)
+        # also under a caller's no_grad
+        with torch.enable_grad():
+            leaves = [part.clone().requires_grad_() for part in self.layout.parts(point)]
+            value = self._call(leaves)
         if not value.requires_grad:
             raise DataError("the function does not depend on its parameters: it has no gradient")
         return Local(self, point, leaves, value)

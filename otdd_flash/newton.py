@@ -36,7 +36,7 @@ ACCEPT = 1e-4  # share of the promised gain from which a step is taken
 POOR, GOOD = 0.25, 0.75  # shares below which the radius shrinks, above which it grows
 NOISE = 1e-9  # gains below this share of the values are measured by gradients
 FORCING = 0.5  # largest relative residual of a step's system
-LEAST_RADIUS = 1e-14  # in units of the first
+LEAST_RADIUS = 1e-14  # in units of the first; its inverse is the longest way out
 SLOPE = 0.25  # share of the fall that negative curvature promises, from which a way out is taken
 
 
@@ -296,11 +296,13 @@ def ways_out(
 ) -> list[tuple[float, float]]:  # signed length and value of each way that goes down
     """Follow the eigenvector both ways, to where the value falls no further.
 
-    Shorter steps until the value falls as the curvature promises, then longer ones.
+    Shorter steps until the value falls as the curvature promises, then longer ones; a function
+    without a lower bound is followed to a point far away.
     """
 
     def along(length: float) -> float:
-        return landscape.value(here.point + length * found.vector)
+        value = landscape.value(here.point + length * found.vector)
+        return value if math.isfinite(value) else math.inf
 
     ways = []
     for length in (radius, -radius):
@@ -312,7 +314,7 @@ def ways_out(
             value = along(length)
         else:
             further = along(2 * length)
-            while further < value:
+            while further < value and abs(length) < radius / LEAST_RADIUS:
                 length, value = 2 * length, further
                 further = along(2 * length)
             ways.append((length, value))

@@ -186,6 +186,18 @@ class TestNewton:
             )
         assert not result.converged
 
+    @pytest.mark.parametrize("method", [otdd.newton_cg, otdd.adam_newton])
+    def test_a_saddle_above_an_abyss_ends_finite(self, method):
+        with pytest.warns(otdd.ConvergenceWarning):
+            result = method(lambda p: -p.square().sum(), torch.zeros(2).double(), max_steps=9)
+        assert not result.converged and result.escapes == 1
+        assert math.isfinite(result.value) and math.isfinite(result.gradient)
+
+    def test_gradients_are_wanted_under_no_grad_too(self):
+        with torch.no_grad():
+            result = otdd.newton_cg(rosenbrock, torch.tensor([-1.2, 1.0], dtype=torch.float64))
+        assert result.converged
+
 
 class TestHybrid:
     """adam_newton."""
@@ -251,6 +263,36 @@ class TestMinEigenvalue:
                 lambda p: p @ matrix @ p / 2, torch.zeros(60).double(), max_products=5
             )
         assert not found.converged and found.value > -1.0
+        # an eigenvector was found, but the smallest eigenvalue is another one
+        with pytest.warns(otdd.ConvergenceWarning, match="at most 2, with a residual of 0.0e"):
+            found = otdd.min_hessian_eigenvalue(
+                lambda p: p[0] ** 2 - p[1] ** 2, torch.zeros(2).double(), max_products=1
+            )
+        assert not found.converged
+
+    @pytest.mark.parametrize("size", [3, 30])
+    @pytest.mark.parametrize("scale", [1e-12, 1.0, -1e12])
+    def test_all_eigenvalues_equal(self, size, scale):
+        found = otdd.min_hessian_eigenvalue(
+            lambda p: scale * p.square().sum(), torch.ones(size).double()
+        )
+        assert found.converged and found.value == pytest.approx(2 * scale, rel=1e-9)
+
+    @pytest.mark.parametrize("epsilon", [0.1, 1.0])
+    def test_of_the_divergence_where_it_is_not_convex(self, epsilon):
+        y = normal(1, 9, 2)
+
+        def value(x: Tensor) -> Tensor:
+            return otdd.sinkhorn_divergence(
+                *(x, y), epsilon=epsilon, tol=1e-10, max_passes=20_000, device="cpu"
+            )
+
+        x = 0.3 * normal(2, 12, 2)
+        dense = torch.autograd.functional.hessian(value, x).reshape(24, 24)
+        truth = torch.linalg.eigvalsh((dense + dense.mT) / 2)
+        found = otdd.min_hessian_eigenvalue(value, x, tol=1e-6)
+        # the square of the residual over the gap to the next eigenvalue
+        assert found.value == pytest.approx(float(truth[0]), rel=1e-6) and found.value < 0
 
     def test_the_same_seed_twice(self):
         matrix = symmetric(3, torch.linspace(-1.0, 5.0, 60).double())
