@@ -25,7 +25,7 @@ from otdd_flash_kernels.launch import current, launch_for, wanted_programs
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.plan import PlanRows, two_slices
-from otdd_flash_kernels.tiles import column_bias
+from otdd_flash_kernels.tiles import column_bias, read_tile
 
 # float32 entries of a block of rows: 128 MB
 BLOCK_ENTRIES = 1 << 25
@@ -57,9 +57,7 @@ def transport_kernel(
     """Sum the weights of one row tile times the values, over one part of the columns."""
     tile = tl.program_id(0) % n_tiles
     part = tl.program_id(0) // n_tiles
-    first_row = tl.load(tiles + tile * 3)
-    end_row = tl.load(tiles + tile * 3 + 1)
-    klass = tl.load(tiles + tile * 3 + 2)
+    first_row, end_row, klass = read_tile(tiles, tile)
     label_cost += klass.to(tl.int64) * n_classes
     row = first_row + tl.arange(0, BM)
     # what lies beyond the tile weighs nothing, so that nothing overflows

@@ -25,7 +25,7 @@ from torch import Tensor
 from otdd_flash_kernels.launch import Launch, current, plan_launch_for
 from otdd_flash_kernels.operands import Operands, add_products, described
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles
+from otdd_flash_kernels.tiles import LN2, column_bias, pure_tiles, read_tile
 
 # weights of one chunk: 128 MB of float16
 CHUNK_ENTRIES = 1 << 26
@@ -61,9 +61,7 @@ def plan_kernel(
     """Write the weights of one row tile and one column block."""
     tile = tl.program_id(0) // n_blocks
     j = (tl.program_id(0) % n_blocks) * BN
-    first_row = tl.load(tiles + tile * 3)
-    end_row = tl.load(tiles + tile * 3 + 1)
-    klass = tl.load(tiles + tile * 3 + 2)
+    first_row, end_row, klass = read_tile(tiles, tile)
     slices: tl.constexpr = 2 if WIDE else 1
     rows = described(rows, slices * n, d, BM, BK)
     columns = described(columns, slices * m, d, BN, BK)

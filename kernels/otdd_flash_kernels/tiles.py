@@ -88,6 +88,16 @@ def column_runs(
 
 
 @triton.jit
+def read_tile(
+    tiles,  # (tiles, 3) int32 of `pure_tiles`
+    tile,
+):
+    """Return the first row, end row and class of a tile."""
+    place = tiles + tile * 3
+    return tl.load(place), tl.load(place + 1), tl.load(place + 2)
+
+
+@triton.jit
 def own_tile(
     tiles,  # (tiles, 4) int32: first row, end row, class, steps
     n_tiles,
