@@ -22,7 +22,7 @@ def test_ten_sets_are_compared_and_resampled(monkeypatch):
     sets = bench_matrix.ten_sets(digits, garments, 40)
     assert [len(data) for data in sets] == [40] * 10 and sets[7].classes == 5
     found = bench_matrix.matrix_section(sets, settings)
-    assert found["converged"] and found["largest_diagonal"] == found["asymmetry"] == 0
+    assert found["converged"] and found["samples"] == [40] * 10 and found["mean_cost"] > 1
     drawn = bench_matrix.bootstrap_section(sets[0], sets[6], settings)
     assert drawn["half_width"] > 0 and drawn["bootstrap_seconds"] > 0
     json.dumps([found, drawn], allow_nan=False)
