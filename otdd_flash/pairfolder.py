@@ -49,12 +49,33 @@ def description(
     }
 
 
+def check_folder(root: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds something else, or a run that nobody asked to go on with.
+
+    Raises:
+        SettingsError: what is there, and what to do.
+    """
+    if root.exists() and not root.is_dir():
+        raise SettingsError(f"{root} is a file, expected a folder")
+    if (root / RUN).exists():
+        if not resume:
+            raise SettingsError(
+                f"{root} holds a run already; go on with it (resume, --resume) or give another "
+                "folder"
+            )
+    elif root.exists() and any(root.iterdir()):
+        raise SettingsError(
+            f"{root} holds files that are no run of a matrix (there is no {RUN}); give a folder "
+            "that is empty or not there"
+        )
+
+
 class PairFolder:
     """Finished pairs in a folder.
 
     Raises:
-        SettingsError: a folder that holds a run already and is not to be gone on with, or one of
-            other settings or datasets.
+        SettingsError: a folder that holds something else, a run that is not to be gone on with,
+            or one of other settings or datasets.
         OSError: a folder that cannot be written.
     """
 
@@ -67,17 +88,14 @@ class PairFolder:
     ) -> None:
         self.root = Path(root)
         self._pairs = self.root / PAIRS
+        check_folder(self.root, resume=resume)
         begun = self.root / RUN
         if begun.exists():
-            if not resume:
-                raise SettingsError(
-                    f"{self.root} holds a run already; go on with it (resume, --resume) or give "
-                    "another folder"
-                )
             self._check(_read(begun), run)
-        self._pairs.mkdir(parents=True, exist_ok=True)
-        if not begun.exists():
+        else:
+            self.root.mkdir(parents=True, exist_ok=True)
             _write(begun, run)
+        self._pairs.mkdir(exist_ok=True)
 
     def _check(self, before: Any, now: dict[str, Any]) -> None:
         if not isinstance(before, dict):

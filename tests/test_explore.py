@@ -165,7 +165,7 @@ def test_long_runs_are_announced(monkeypatch):
 
 def test_a_run_of_others_in_the_folder_is_refused(tmp_path):
     assert run("matrix", *MINI, *SMALL, "--out", tmp_path).exit_code == 0
-    refused(run("matrix", *MINI, *SMALL, "--quiet", "--out", tmp_path), "holds a run already")
+    refused(run("matrix", "nothing", "x", *SMALL, "--out", tmp_path), "holds a run already")
     other = (*SMALL, "--epsilon", "2%", "--quiet", "--out", tmp_path, "--resume")
     refused(run("matrix", *MINI, *other), "settings.epsilon was '1%', now '2%'")
     again = run("matrix", *MINI, *SMALL, "--out", tmp_path, "--resume")

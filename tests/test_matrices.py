@@ -193,6 +193,16 @@ def test_runs_of_others_are_refused(sets, tmp_path):
         otdd.matrix(sets[:3], SETTINGS, out=tmp_path, resume=True)
 
 
+def test_folders_of_something_else_are_left_alone(sets, tmp_path):
+    (tmp_path / "map.png").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(otdd.SettingsError, match="holds files that are no run of a matrix"):
+            otdd.matrix(sets[:2], SETTINGS, out=tmp_path, resume=resume)
+    with pytest.raises(otdd.SettingsError, match="map.png is a file, expected a folder"):
+        otdd.matrix(sets[:2], SETTINGS, out=tmp_path / "map.png")
+    assert [file.name for file in tmp_path.iterdir()] == ["map.png"]
+
+
 def test_damaged_files_of_a_run_are_named(sets, tmp_path):
     otdd.matrix(sets[:2], SETTINGS, out=tmp_path)
     for name, content in (

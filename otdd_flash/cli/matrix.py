@@ -76,6 +76,10 @@ def matrix(**options: Any) -> None:
     check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
     devices = check_device(settings.device, options["devices"])
+    if out is not None:
+        from otdd_flash.pairfolder import check_folder
+
+        check_folder(out, resume=options["resume"])
     bars = Bars(wanted(options["quiet"]))
     tell = silent if options["quiet"] else say
     datasets = load_all(names, options, bars, tell)
