@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "hf:"
+# the switch of the bars is the process's: one thread at a time turns it
+_BARS = threading.Lock()
 
 
 class DatasetFrame:
@@ -81,7 +84,8 @@ def saved_dataset(path: Path, split: str) -> Any:
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(path))
+        with quiet_bars():
+            found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path}: what datasets.save_to_disk wrote there is damaged ({_short(error)}); "
@@ -117,14 +121,15 @@ def quiet_bars() -> Iterator[None]:
     """Keep the bars of the ``datasets`` library for people at a terminal."""
     import datasets
 
-    if (sys.stderr and sys.stderr.isatty()) or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()
+    with _BARS:
+        if (sys.stderr and sys.stderr.isatty()) or datasets.are_progress_bars_disabled():
+            yield
+            return
+        datasets.disable_progress_bars()
+        try:
+            yield
+        finally:
+            datasets.enable_progress_bars()
 
 
 def _short(error: BaseException) -> str:
