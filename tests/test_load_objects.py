@@ -173,6 +173,8 @@ def test_parquet_in_the_layout_of_the_hub(tmp_path, monkeypatch):
     data.to_parquet(tmp_path / "arrow" / "3.parquet")
     refused(DataError, "holds Parquet and Arrow files of one split", tmp_path / "arrow")
     holds(load(f"hf:{tmp_path / 'set'}@test"), X[:3], Y[:3])
+    refused(SettingsError, 'Unknown split "val"', f"hf:{tmp_path / 'set'}@val")
+    refused(SettingsError, "BuilderConfig 'other' not found", f"hf:{tmp_path / 'set'}:other")
     other = data.rename_column("vector", "points")
     other.to_parquet(tmp_path / "set" / "data" / "train-00002-of-00003.parquet")
     refused(DataError, "are not those of", tmp_path / "set")
