@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from otdd_flash.errors import DataError
 from otdd_flash.figures import drawn, short
-from otdd_flash.sheets import is_coloured, is_image, sample_pictures
+from otdd_flash.sheets import class_sheet, is_coloured, is_image
 from otdd_flash.types import LabelledDataset
 
 COLUMNS = 10  # samples of a class
@@ -33,11 +31,17 @@ def plot_samples(dataset: LabelledDataset, path_or_figure: str | Path | Figure) 
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        sheet = _sheet(dataset, rows)
-        axes.imshow(sheet, interpolation="nearest")
-        side = len(sheet) / rows
+        sheet = class_sheet(dataset, rows, COLUMNS)
+        high, wide = sheet.shape[0] // COLUMNS, sheet.shape[1] // rows
+        # a class a row: its name stands beside it
+        sheet = sheet.reshape(COLUMNS, high, rows, wide, 3).swapaxes(0, 2)
+        axes.imshow(sheet.reshape(rows * high, COLUMNS * wide, 3), interpolation="nearest")
+        for k in range(1, rows):
+            axes.axhline(k * high - 0.5, color="white", linewidth=2)
+        for k in range(1, COLUMNS):
+            axes.axvline(k * wide - 0.5, color="white", linewidth=2)
         names = [short(name, 24) for name in dataset.class_names[:rows]]
-        axes.set_yticks([side * (k + 0.5) - 0.5 for k in range(rows)], names, fontsize=9)
+        axes.set_yticks([high * (k + 0.5) - 0.5 for k in range(rows)], names, fontsize=9)
         axes.set_xticks([])
         axes.tick_params(length=0)
         for spine in axes.spines.values():
@@ -49,22 +53,3 @@ def plot_samples(dataset: LabelledDataset, path_or_figure: str | Path | Figure) 
         )
 
     return drawn(draw, path_or_figure, (7.5, 0.8 + 0.6 * rows), is_coloured(dataset))
-
-
-def _sheet(
-    dataset: LabelledDataset,
-    classes: int,  # how many of them, the first ones
-) -> np.ndarray:  # (classes side, COLUMNS side, 3) float in [0, 1]
-    """Return samples of each class side by side, white where it has too few."""
-    rows = [(dataset.labels == k).nonzero().reshape(-1)[:COLUMNS] for k in range(classes)]
-    # at once: floats have one scale
-    pictures = sample_pictures(dataset, torch.cat(rows))
-    height, width = pictures.shape[1:3]
-    # squares, a pixel apart: images may be wide or tall
-    side = max(height, width) + 1
-    sheet = np.ones((classes, COLUMNS, side, side, 3))
-    top, left = (side - height) // 2, (side - width) // 2
-    at = [(k, column) for k, chosen in enumerate(rows) for column in range(len(chosen))]
-    for (k, column), picture in zip(at, pictures, strict=True):
-        sheet[k, column, top : top + height, left : left + width] = picture
-    return sheet.swapaxes(1, 2).reshape(classes * side, COLUMNS * side, 3)

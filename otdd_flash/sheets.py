@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
+from otdd_flash.samples.decoding import layout
 from otdd_flash.types import LabelledDataset
 
 
 def is_image(dataset: LabelledDataset) -> bool:
     """Tell whether a sample is (h, w), (c, h, w) or (h, w, c) with 1, 3 or 4 channels c."""
-    shape = dataset.sample_shape
-    if len(shape) == 2:
-        return min(shape) > 1
-    return len(shape) == 3 and (shape[0] in (1, 3, 4) or shape[2] in (1, 3, 4))
+    return layout(dataset.sample_shape) is not None
+
+
+def is_channels_first(shape: Sequence[int]) -> bool:
+    """Tell whether a sample of an image is (c, h, w)."""
+    found = layout(shape)
+    return found is not None and found[0] == "chw"
 
 
 def is_coloured(dataset: LabelledDataset | None) -> bool:
@@ -31,7 +37,7 @@ def sample_pictures(
     pictures = chosen.double().numpy().reshape(len(rows), *dataset.sample_shape)
     if pictures.ndim == 3:
         pictures = pictures[..., None]
-    elif dataset.sample_shape[2] not in (1, 3, 4):
+    elif is_channels_first(dataset.sample_shape):
         pictures = np.moveaxis(pictures, 1, -1)
     if str(dataset.points.dtype) == "torch.uint8":
         pictures = pictures / 255

@@ -12,7 +12,7 @@ import numpy as np
 
 from otdd_flash.datasets.idx import TYPES
 from otdd_flash.files import written_whole
-from otdd_flash.sheets import is_image
+from otdd_flash.sheets import is_channels_first, is_image
 from otdd_flash.types import LabelledDataset
 
 # names by which readers of MNIST find the two files
@@ -76,7 +76,7 @@ def write_hugging_face(folder: Path, flowed: LabelledDataset) -> None:
     label = datasets.ClassLabel(names=list(flowed.class_names))
     pictures = _samples(flowed)
     if pictures.dtype == np.uint8 and is_image(flowed):
-        if pictures.ndim == 4 and flowed.sample_shape[2] not in (1, 3, 4):
+        if is_channels_first(flowed.sample_shape):
             pictures = np.moveaxis(pictures, 1, -1)
         if pictures.ndim == 4 and pictures.shape[-1] == 1:
             pictures = pictures[..., 0]

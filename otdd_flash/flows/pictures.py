@@ -18,6 +18,7 @@ from otdd_flash.figures import short
 from otdd_flash.files import written_whole
 from otdd_flash.flows.record import COLUMNS, Kept
 from otdd_flash.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
+from otdd_flash.sheets import is_channels_first
 from otdd_flash.types import LabelledDataset
 
 DPI = 110
@@ -65,7 +66,7 @@ class Cast:
         shown = shown.reshape(len(shown), *self.shape)
         if shown.ndim == 3:
             shown = shown[..., None]
-        elif self.shape[2] not in (1, 3, 4):
+        elif is_channels_first(self.shape):
             shown = np.moveaxis(shown, 1, -1)
         # one channel is spread over three; an alpha channel is left out
         shown = np.broadcast_to(shown[..., :3], (*shown.shape[:3], 3))
