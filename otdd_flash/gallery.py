@@ -29,13 +29,14 @@ def plot_samples(dataset: LabelledDataset, path_or_figure: str | Path | Figure) 
         )
     rows = min(dataset.classes, ROWS)
 
+    sheet = class_sheet(dataset, rows, COLUMNS)
+    high, wide = sheet.shape[0] // COLUMNS, sheet.shape[1] // rows
+    # a class a row: its name stands beside it
+    turned = sheet.reshape(COLUMNS, high, rows, wide, 3).swapaxes(0, 2)
+
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        sheet = class_sheet(dataset, rows, COLUMNS)
-        high, wide = sheet.shape[0] // COLUMNS, sheet.shape[1] // rows
-        # a class a row: its name stands beside it
-        sheet = sheet.reshape(COLUMNS, high, rows, wide, 3).swapaxes(0, 2)
-        axes.imshow(sheet.reshape(rows * high, COLUMNS * wide, 3), interpolation="nearest")
+        axes.imshow(turned.reshape(rows * high, COLUMNS * wide, 3), interpolation="nearest")
         for k in range(1, rows):
             axes.axhline(k * high - 0.5, color="white", linewidth=2)
         for k in range(1, COLUMNS):
@@ -52,4 +53,4 @@ def plot_samples(dataset: LabelledDataset, path_or_figure: str | Path | Figure) 
             fontsize=11,
         )
 
-    return drawn(draw, path_or_figure, (7.5, 0.8 + 0.6 * rows), is_coloured(dataset))
+    return drawn(draw, path_or_figure, (7.5, 0.8 + 0.65 * rows * high / wide), is_coloured(dataset))
