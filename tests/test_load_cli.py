@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 from PIL import Image
 from small_sets import noise, small, write_images
 from test_cli import refused
 
 import otdd_flash as otdd
 from otdd_flash.cli import main
+from otdd_flash.gallery import plot_samples
 
 
 def run(*arguments):
@@ -161,3 +163,17 @@ def test_mixed_spaces_end_in_one_line_with_a_way_out(here):
     refused(
         run("compute", "mnits", "mnist-mini"), "did you mean mnist?", "or give a file, a folder"
     )
+
+
+def test_the_picture_of_samples_has_a_class_a_row():
+    images = noise(60, 4, 6)
+    data = otdd.LabelledDataset(images, np.arange(60) % 30, name="many")
+    axes = plot_samples(data, Figure()).axes[0]
+    assert axes.get_title() == "many: 60 samples, 25 of 30 classes"
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(data.class_names[:25])
+    drawn = np.asarray(axes.images[0].get_array()).reshape(25, 4, 10, 6, 3)
+    for k in (0, 7, 24):
+        for column, row in enumerate((k, k + 30)):
+            assert np.array_equal(drawn[k, :, column], images[row][..., None].repeat(3, 2) / 255)
+    # white where a class has no more samples
+    assert (drawn[:, :, 2:] == 1).all()
