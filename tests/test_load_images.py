@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional
 
 import otdd_flash as otdd
 from otdd_flash import DataError, LabelError, SettingsError, load
+from otdd_flash.samples.decoding import layout
 
 Y = [0, 0, 1, 1, 1]
 
@@ -42,6 +43,19 @@ def test_layouts_are_one(tmp_path):
     assert "stored as height x width x channels, read as channels first" in announced(hwc)
     a, b = together(folder(tmp_path / "set", images), (images, Y))
     assert torch.equal(a.points, b.points)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((6, 7), ("hw", "grey")), ((1, 6, 7), ("chw", "grey")), ((6, 7, 1), ("hwc", "grey")),
+        ((3, 6, 7), ("chw", "rgb")), ((4, 5, 3), ("hwc", "rgb")), ((3, 5, 3), ("chw", "rgb")),
+        ((3, 5, 4), ("chw", "rgb")), ((4, 6, 7), ("chw", "rgba")), ((6, 7, 4), ("hwc", "rgba")),
+        ((1, 7), None), ((7,), None), ((), None), ((2, 6, 7), None), ((1, 3, 6, 7), None),
+    ],
+)  # fmt: skip
+def test_layouts_are_told_by_their_channels(shape, expected):
+    assert layout(shape) == expected
 
 
 def test_one_grey_one_colour_and_one_transparent_image_of_two_sizes(tmp_path):

@@ -103,12 +103,13 @@ def decoded(image: Any, where: str) -> tuple[Tensor, str]:
 
 def layout(shape: Sequence[int]) -> tuple[str, str] | None:
     """Return the layout (hw, chw or hwc) and colour of arrays that are images, None for others."""
-    colors = {1: "grey", 3: "rgb", 4: "rgba"}
     if len(shape) == 2 and min(shape) > 1:
         return "hw", "grey"
-    # channels come first, as torch has them, where both ends could be channels
-    if len(shape) == 3 and shape[0] in colors:
-        return "chw", colors[shape[0]]
-    if len(shape) == 3 and shape[2] in colors:
-        return "hwc", colors[shape[2]]
+    if len(shape) != 3:
+        return None
+    # channels come first, as torch has them, where both ends could be channels; four are rare
+    for colors in ({1: "grey", 3: "rgb"}, {4: "rgba"}):
+        for order, channels in (("chw", shape[0]), ("hwc", shape[2])):
+            if channels in colors:
+                return order, colors[channels]
     return None
