@@ -135,11 +135,10 @@ def test_floats_keep_their_values_and_their_scale_is_told():
     holds(a, x, Y)
     assert "pixels are floats of 0 to 1, those of ndarray bytes of 0 to 255" in announced(a)
     assert not announced(b)
-    rgba = (
-        np.ones((5, 4, 3, 3), np.float32) * np.array([1, 0.5, 0.25, 0.5], np.float32)[:, None, None]
-    )
+    colour = np.array([1, 0.5, 0.25, 0.5], np.float32)
+    rgba = np.ones((5, 4, 3, 6), np.float32) * colour[:, None, None]
     # half transparent on white: (c + 1) / 2
-    whole = load((rgba, Y), color="rgb").points.reshape(5, 3, 9)
+    whole = load((rgba, Y), color="rgb").points.reshape(5, 3, 18)
     assert torch.allclose(whole[0, :, 0], torch.tensor([1.0, 0.75, 0.625]), atol=0, rtol=2**-22)
 
 
