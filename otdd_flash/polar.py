@@ -20,8 +20,8 @@ GUESS_MARGIN = 6.0
 # a first floor below this costs as much as the certain one
 GUESS_LEAST = 1e-7
 # weight c of a step: I + c X^T X has at most this condition number, and its inverse by blocks turns
-# vectors of values of 1e-6 by some 1e-8 (1000: by 1e-6); seven steps reach a floor of 1e-8
-MOST_WEIGHT = 350.0
+# vectors of values of 1e-6 by some 1e-8 (1000: by 1e-6); six steps reach a floor of 1e-7
+MOST_WEIGHT = 450.0
 # Gram matrices of at most this many columns are one product, larger ones use their symmetry
 GRAM_BLOCK = 256
 

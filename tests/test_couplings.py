@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from otdd_flash import attached, polar
+from otdd_flash import attached, factor_pairs, polar
 from otdd_flash.attached import law_pull
 from otdd_flash.bures import coupled_cost, gaussian_w2
 from otdd_flash.couplings import Couplings, decomposed
@@ -82,6 +82,25 @@ def test_batches_leave_the_factors_that_lapack_gives(limit):
         q = kept.between(i, j, False)
         # kept in float32, and its singular values are 1 up to a tenth of the accuracy
         torch.testing.assert_close(q, decomposed(factors[i], factors[j])[0], rtol=0, atol=1e-6)
+
+
+def test_close_laws_take_no_decomposition_of_their_own(monkeypatch):
+    # two laws of five samples, close, of which one direction is below the floor
+    (f, *_) = laws(1, 15).factors or ()
+    g = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)).double()).Q
+    f = torch.cat([f[:3], f[3:4] * 1e-12])
+    close = f + 1e-3 * f @ g
+    calls = []
+    real = factor_pairs.svd_pairs
+    monkeypatch.setattr(factor_pairs, "svd_pairs", lambda *args: calls.append(1) or real(*args))
+    pair = torch.tensor([[0, 1]])
+    exact = batched_pairs([f, close], pair, 1e-5, MEMORY_LIMIT)
+    assert calls
+    calls.clear()
+    found = batched_pairs([f, close], pair, 1e-5, MEMORY_LIMIT, Couplings(1e-7, ROOM))
+    assert not calls
+    total = f.square().sum() + close.square().sum()
+    assert exact < 1e-3 * total and (found - exact).abs() < 1e-5 * total
 
 
 @pytest.mark.parametrize("floor", [1e-12, 1e-8, 1e-3, 0.3, 0.999])

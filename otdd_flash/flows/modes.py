@@ -31,9 +31,10 @@ from otdd_flash.prepared import Prepared
 # class pairs of a smaller share of the mass are left out of the gradient: each would cost a
 # decomposition, and moves a sample by less than float32 resolves
 NEGLIGIBLE = 1e-8
-# of label costs, relative, and of the directions that their gradient follows in full: both far
-# below what moving points are rounded by, at two thirds of the time of full accuracy on a GPU
-ACCURACY, FLOOR = 1e-7, 1e-8
+# bound of the errors of label costs, relative to |F G^T|_*, and directions that their gradient
+# follows in full: both below what moving points are rounded by, and a bound that late laws, narrow
+# in many directions, keep without a second round on a GPU
+ACCURACY, FLOOR = 1e-5, 1e-7
 # bytes of polar factors that wait for the gradient: 190 of a pair of 784 features in float32
 KEEP_LIMIT = 450 << 20
 # bytes of temporaries of their making, before the points of a step need as many
