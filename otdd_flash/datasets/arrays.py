@@ -131,6 +131,31 @@ def raw_arrays(
         DataError: no array of points, or several and no way to tell.
         LabelError: the labels asked for are not there.
     """
+    points_name, labels_name, said = _chosen(archive, name, settings, label)
+    points = dense_points(archive.read(points_name), name)
+    shape = archive.header.get("sample_shape")
+    if shape and len(points):
+        shape = check_sample_shape(shape, points[0].numel(), name)
+        points = points.reshape(len(points), *shape)
+    class_names = archive.header.get("class_names")
+    if class_names is None and "class_names" in archive.names:
+        class_names = [str(v) for v in np.asarray(archive.read("class_names")).tolist()]
+    made = archive.header.get("provenance", {})
+    origin = {"made from": made, "space": made.get("space")} if made else {}
+    return RawDataset(
+        str(archive.header.get("name", name)),
+        Arrays.of(points),
+        None if labels_name is None else tidy_labels(archive.read(labels_name), len(points), name),
+        None if class_names is None else tuple(class_names),
+        {**provenance, "points": points_name, "label": labels_name, **origin},
+        tuple(said),
+    )
+
+
+def _chosen(
+    archive: Archive, name: str, settings: LoadSettings, label: str | None
+) -> tuple[str, str | None, list[str]]:  # of the points, of the labels, what to announce
+    """Tell which arrays are the points and the labels: as asked, by their names, by their shapes."""
     wanted = settings.features
     if isinstance(wanted, tuple):
         raise DataError(
@@ -163,24 +188,7 @@ def raw_arrays(
             f"{name}: there is no array {label!r}, it has {_names(archive)}; name one of these "
             "with label (--label)"
         )
-    points = dense_points(archive.read(points_name), name)
-    shape = archive.header.get("sample_shape")
-    if shape and len(points):
-        shape = check_sample_shape(shape, points[0].numel(), name)
-        points = points.reshape(len(points), *shape)
-    class_names = archive.header.get("class_names")
-    if class_names is None and "class_names" in archive.names:
-        class_names = [str(v) for v in np.asarray(archive.read("class_names")).tolist()]
-    made = archive.header.get("provenance", {})
-    origin = {"made from": made, "space": made.get("space")} if made else {}
-    return RawDataset(
-        str(archive.header.get("name", name)),
-        Arrays.of(points),
-        None if labels_name is None else tidy_labels(archive.read(labels_name), len(points), name),
-        None if class_names is None else tuple(class_names),
-        {**provenance, "points": points_name, "label": labels_name, **origin},
-        tuple(said),
-    )
+    return points_name, labels_name, said
 
 
 def _find(
