@@ -155,7 +155,7 @@ def raw_arrays(
 def _chosen(
     archive: Archive, name: str, settings: LoadSettings, label: str | None
 ) -> tuple[str, str | None, list[str]]:  # of the points, of the labels, what to announce
-    """Tell which arrays are the points and the labels: as asked, by their names, by their shapes."""
+    """Tell which arrays are points and labels: as asked, by their names, or by their shapes."""
     wanted = settings.features
     if isinstance(wanted, tuple):
         raise DataError(
