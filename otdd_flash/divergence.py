@@ -29,6 +29,7 @@ from otdd_flash.certificate import (
 from otdd_flash.cost import Margin, Problem, Side, make_problem
 from otdd_flash.errors import ConvergenceWarning, DataError, SettingsError
 from otdd_flash.matching import Matching, match
+from otdd_flash.ops import streamed
 from otdd_flash.sinkhorn import Solution, Solve, hidden_error, solve_symmetric
 from otdd_flash.types import OTDDSettings, Progress, parse_epsilon
 from otdd_flash_kernels.pair import CostPair
@@ -104,7 +105,7 @@ class Term:
     solution: Solution
     bounds: Bounds
     plan: RoundedPlan
-    problem: Problem | None = None  # kept where gradients are wanted
+    problem: Problem | None = None  # kept where gradients are wanted, without a stored cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +228,11 @@ def _cross_term(
     return _bounded(problem, eps, (yield from _watch("solve", solving)))
 
 
+def _kept(term: Term, problem: Problem) -> Term:
+    """Return a term with its problem, whose cost would take the memory of the next one's."""
+    return replace(term, problem=replace(problem, op=streamed(problem.op)))
+
+
 def _bounded(problem: Problem, eps: float, solution: Solution) -> Term:
     plan = round_plan(problem.op, problem.x.weights, problem.y.weights, eps, solution)
     bounds = entropic_bounds(problem.op, eps, solution, plan, problem.mean_cost, problem.moved)
@@ -270,12 +276,12 @@ def divergence_steps(
             for stage, side, label_cost in inside:
                 inner = clouds.fine_problem((side, side, label_cost), settings, eps)
                 term = yield from self_term_steps(inner, stage, eps, settings)
-                own += (replace(term, problem=inner if keep else None),)
+                own += (_kept(term, inner) if keep else term,)
                 # frees a stored cost before the next is made
                 del inner
         warm = None if start is None else _centred(start[problem.y.order], problem, eps)
         cross = yield from _cross_term(problem, eps, settings, warm)
-    cross = replace(cross, problem=problem if keep else None)
+    cross = _kept(cross, problem) if keep else cross
     if matching is not None and settings.debias:
         own = (cross, cross)
     value, bounds = _debiased(cross, own, exact_zero=matching is not None and settings.debias)

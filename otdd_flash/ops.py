@@ -321,6 +321,11 @@ def make_operator(
     return CpuOperator(pair, store=CpuCost.bytes_to_store(pair) + WORKSPACE_BYTES <= budget)
 
 
+def streamed(op: CostOperator) -> CostOperator:
+    """Return operators of the same cost that keep nothing between passes."""
+    return make_operator(op.pair, WORKSPACE_BYTES) if op.stored else op
+
+
 def make_transport(
     pair: CostPair,
     f: Tensor,  # (n,) float64 solved potential

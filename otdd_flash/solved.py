@@ -22,7 +22,7 @@ from otdd_flash.divergence import (
 from otdd_flash.errors import LabelError
 from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
 from otdd_flash.hessian import Hessian
-from otdd_flash.ops import device_of
+from otdd_flash.ops import WORKSPACE_BYTES, device_of
 from otdd_flash.plan import Plan
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import OTDDSettings, check_number
@@ -162,10 +162,17 @@ class SolvedDivergence:
         problem = term.problem
         assert problem is not None
         x, y = ((problem.x, problem.y)[k] for k in sides)
-        budget = self.constants.settings.memory_budget
         classes = self.result.classes if sides[1] else None
+        # a gradient reads the plan once or twice: storing the cost would not pay
         return Plan(
-            problem.op.pair, term.solution, self.result.epsilon, x, y, sizes, budget, classes
+            problem.op.pair,
+            term.solution,
+            self.result.epsilon,
+            x,
+            y,
+            sizes,
+            WORKSPACE_BYTES,
+            classes,
         )
 
     def hessian(self) -> Hessian:

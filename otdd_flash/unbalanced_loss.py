@@ -18,7 +18,7 @@ and proposition 12.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from otdd_flash.divergence import LabelledClouds
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.gradient import column_pull, row_pull
 from otdd_flash.matching import match
-from otdd_flash.ops import device_of
+from otdd_flash.ops import WORKSPACE_BYTES, device_of, streamed
 from otdd_flash.plan import Plan
 from otdd_flash.sinkhorn import Solution, finish
 from otdd_flash.types import OTDDSettings
@@ -82,7 +82,7 @@ class UnbalancedTerm:
             solution.converged,
         )
         shape = (len(problem.a), len(problem.b))
-        return Plan(problem.op.pair, balanced, problem.eps, x, self.y, shape)
+        return Plan(problem.op.pair, balanced, problem.eps, x, self.y, shape, WORKSPACE_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,8 @@ def _solved(
     problem = UnbalancedProblem(made.op, made.x.weights, made.y.weights, eps, rho)
     solving = solve_unbalanced_self if x is y else solve_unbalanced
     solution = finish(solving(problem, tol=settings.tol, max_passes=settings.max_passes))
-    return UnbalancedTerm(problem, solution, made.x, made.y)
+    # a stored cost is freed before the next is made
+    return UnbalancedTerm(replace(problem, op=streamed(made.op)), solution, made.x, made.y)
 
 
 def _warn_unconverged(found: UnbalancedDivergence, settings: OTDDSettings) -> None:

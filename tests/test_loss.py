@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 import otdd_flash as otdd
 from otdd_flash.loss import sinkhorn_divergence
+from otdd_flash_kernels.cpu import CpuCost
 
 EXACT = {"tol": 1e-12, "max_passes": 5000, "device": "cpu"}
 # error of a central difference of step 1e-5 in float64: 1e-11 / 1e-5 of rounding, and 1e-10 of
@@ -119,6 +123,30 @@ def test_the_same_gradient_twice():
         sinkhorn_divergence(x, inputs[1], inputs[2], inputs[3], device="cpu").backward()
         grads.append(x.grad)
     assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("reach", [None, 1.0])
+def test_one_cost_at_a_time_is_stored(reach, monkeypatch):
+    alive: weakref.WeakSet[CpuCost] = weakref.WeakSet()
+    each, most = CpuCost._each, 0
+
+    def watched(self, work):
+        nonlocal most
+        found = each(self, work)
+        alive.add(self)
+        gc.collect()
+        most = max(most, sum(cost._stored is not None for cost in alive))
+        return found
+
+    monkeypatch.setattr(CpuCost, "_each", watched)
+    x, y = (t.clone().requires_grad_() for t in weighted_problem()[0][:2])
+    if reach is None:
+        value = sinkhorn_divergence(x, y, epsilon=0.7, device="cpu")
+    else:
+        value = otdd.SamplesLoss(blur=0.8, reach=reach, device="cpu")(x, y)
+    value.backward()
+    # three solves and four gradients
+    assert most == 1 and x.grad is not None and y.grad is not None
 
 
 def test_bad_input_is_refused():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 import triton
@@ -76,10 +77,16 @@ class StoredCost:
     def __init__(self, pair: CostPair) -> None:
         self.pair = pair
         self.device = pair.rows.data.device
-        self.cost = torch.empty(pair.shape, dtype=torch.float32, device=self.device)
+
+    @cached_property
+    def cost(self) -> Tensor:  # (n, m) float32
+        """The cost, made by the first pass: until then other costs have its memory."""
+        pair = self.pair
+        out = torch.empty(pair.shape, dtype=torch.float32, device=self.device)
         for columns, right in self._chunks(pair.columns):
             for rows, left in self._chunks(pair.rows):
-                self.cost[rows, columns] = pair.block(rows, columns, left, right)
+                out[rows, columns] = pair.block(rows, columns, left, right)
+        return out
 
     def _chunks(self, cloud: Cloud) -> Iterator[tuple[slice, Tensor]]:
         """Yield spans of points and their float64 coordinates, so short that all blocks fit."""
