@@ -27,6 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from otdd_flash.cost import Side
 from otdd_flash.flows.modes import Features, Scene
 from otdd_flash.flows.settings import float_type
 from otdd_flash.flows.terms import Evaluation, LabelCosts
@@ -51,18 +52,20 @@ class Augmented(Features):
         kept = directions[lengths > FLOOR * lengths[:1].clamp(min=torch.finfo(both.dtype).tiny)]
         # distances between coordinates are distances between laws, in units of the features' cost
         self._ratio = (scene.label_scale / scene.feature_scale) ** 0.5
-        x, self.classes = ((law - centre) @ kept.mT * self._ratio for law in laws)
+        self._own, self.classes = ((law - centre) @ kept.mT * self._ratio for law in laws)
         sides = [prepared.side for prepared in (scene.x, scene.y)]
-        dtype = float_type(*(side.points for side in sides))
-        self._particles, self._target = (
-            torch.cat([side.points.to(dtype), coordinates[side.labels].to(dtype)], dim=1)
-            for side, coordinates in zip(sides, (x, self.classes), strict=True)
-        )
+        self._dtype = float_type(*(side.points for side in sides))
+        self._target = self._particles(sides[1], self.classes)
+
+    def _particles(self, side: Side, classes: Tensor) -> Tensor:  # (n, d + p)
+        """Return samples with the coordinates of their class."""
+        carried = classes[side.labels].to(self._dtype)
+        return torch.cat([side.points.to(self._dtype), carried], dim=1)
 
     @property
     def source(self) -> Tensor:  # (n, d + p)
-        """The particles where the flow begins."""
-        return self._particles
+        """The particles where the flow begins, made when they are asked for."""
+        return self._particles(self.scene.x.side, self._own)
 
     @property
     def target(self) -> Tensor:  # (m, d + p)
