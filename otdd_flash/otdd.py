@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import accuracy_notes, label_cost
+from otdd_flash.bures import label_cost
 from otdd_flash.certificate import quantization_bound
 from otdd_flash.confidence import Confidence, bootstrap_steps
 from otdd_flash.cost import check_dimensions
@@ -36,7 +36,7 @@ from otdd_flash.errors import SettingsError
 from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
-from otdd_flash.prepared import Prepared, clouds_of, prepare_steps, units
+from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps, units
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_name, versions
 from otdd_flash.types import (
@@ -267,7 +267,7 @@ def _result(
 ) -> OTDDResult:
     assert divergence.transport is not None and divergence.mass is not None
     solution, transport = divergence.cross.solution, divergence.transport
-    notes = [*src.notes, *tgt.notes, *accuracy_notes(src.laws, tgt.laws)]
+    notes = list(notes_of([(src, tgt)]))
     if divergence.mean_cost <= 0:
         notes.append("all costs are zero: every sample of both datasets is the same point")
     return OTDDResult(

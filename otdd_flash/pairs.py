@@ -22,7 +22,7 @@ from otdd_flash.divergence import absolute_epsilon
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.findings import PairValue
 from otdd_flash.noise import check_halves, floor_steps
-from otdd_flash.prepared import Prepared, mean_cost, prepare_steps
+from otdd_flash.prepared import Prepared, mean_cost, notes_of, prepare_steps
 from otdd_flash.shared import Pair, Shared
 from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress, parse_epsilon
 
@@ -111,7 +111,7 @@ def pair_steps(
         noise += ((yield from floor_steps(datasets[k], known, on_first, confidence.seed)),)
     if floors:
         clock.lap("noise floor")
-    notes = tuple(note for p in prepared for note in p.notes)
+    notes = notes_of((prepared[i], prepared[j]) for i, j in pairs)
     _warn_unconverged(values, names, settings)
     return PairValues(values, known, prepared, noise, clock.total(), notes)
 

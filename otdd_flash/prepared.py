@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import LabelCost
+from otdd_flash.bures import LabelCost, accuracy_notes
 from otdd_flash.cost import Margin, Side, make_side, normalisation
 from otdd_flash.divergence import LabelledClouds
 from otdd_flash.gaussians import ClassLaws, class_laws
@@ -99,6 +99,14 @@ class Prepared:
         out = torch.full((len(self.dataset),), torch.nan, dtype=torch.float64)
         out[self.rows[margin.order.cpu()]] = potential.cpu()
         return out
+
+
+def notes_of(pairs: Iterable[tuple[Prepared, Prepared]]) -> tuple[str, ...]:
+    """Return what a reader of distances should know of their datasets and label costs."""
+    notes = (
+        note for x, y in pairs for note in (*x.notes, *y.notes, *accuracy_notes(x.laws, y.laws))
+    )
+    return tuple(dict.fromkeys(notes))
 
 
 def prepare_steps(

@@ -235,6 +235,24 @@ def test_bad_input_is_refused(sets, tmp_path):
     assert not found.converged[0, 2]
 
 
+def test_notes_of_datasets_and_label_costs_are_told_once(sets, monkeypatch):
+    from otdd_flash import prepared
+
+    monkeypatch.setattr(prepared, "accuracy_notes", lambda *_: ["label costs are rough"])
+    weights = torch.ones(30) / 28
+    weights[:2] = 0
+    some = LabelledDataset(sets[0].points, sets[0].labels, weights=weights, name="some")
+    for found in (
+        otdd.matrix([some, *sets[1:]], SETTINGS),
+        otdd.rank(some, sets[1:], SETTINGS),
+        otdd.explain(some, sets[1], SETTINGS),
+        otdd.value(some, sets[1], SETTINGS),
+        otdd.distance(some, sets[1], settings=SETTINGS),
+    ):
+        assert found.notes.count("label costs are rough") == 1 and len(found.notes) == 2
+        assert any("some: 2 samples of weight zero" in note for note in found.notes)
+
+
 def test_what_cannot_be_halved_is_refused_before_anything_is_computed(sets, tmp_path):
     one = named(dataset(1, 3, 0, classes=1), "one")
     with pytest.raises(otdd.SettingsError, match="one has one sample: there are no two halves"):
