@@ -553,6 +553,12 @@ def test_text_can_be_read_in_both_schemes(browser, pages, kind, scheme):
     )
     text = browser.run("return getComputedStyle(document.body).color")
     assert set(inks) <= {text} and (len(inks) > 0) == bool(browser.all("figure svg"))
+    # and what keeps names apart from lines is that of the paper
+    rims = browser.run(
+        "return [...document.querySelectorAll('.outlined text')]"
+        ".map(text => getComputedStyle(text).stroke)"
+    )
+    assert set(rims) <= {ground} and (len(rims) > 0) == kind.startswith("matrix")
 
 
 @pytest.mark.parametrize("kind", KINDS)
