@@ -119,7 +119,7 @@ def unbalanced_divergence(
 
     Memory: O((n + m) d); on the CPU a stored cost where it fits the budget.
     """
-    return _Unbalanced.apply(x, y, a, b, rho, factor, settings)
+    return _Unbalanced.apply(x, y, a, b, _Work(rho, factor, settings))
 
 
 def solve_terms(
@@ -203,57 +203,62 @@ def _placed(vector: Tensor, margin: Margin) -> Tensor:
     return out
 
 
+class _Work:
+    """What the forward pass is to solve, and its solution, for the pass that saves it."""
+
+    def __init__(self, rho: float, factor: float, settings: OTDDSettings) -> None:
+        self.rho, self.factor, self.settings = rho, factor, settings
+        self.tensors: tuple[Tensor, ...] = ()  # x, y, a and b, without their graphs
+        self.found: UnbalancedDivergence | None = None
+
+
 class _Unbalanced(torch.autograd.Function):
     """Value and envelope gradients of S."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        tensors = inputs[:4]
-        found = solve_terms(*inputs)
-        rho, factor, settings = inputs[4:]
-        gradients: list[Tensor | None] = [None] * 4
-        for k in range(4):
-            if ctx.needs_input_grad[k]:
-                # nothing moves S from 0 to first order where both sides are the same
-                zero = found.cross is None
-                value = (
-                    torch.zeros_like(tensors[k])
-                    if zero
-                    else _gradient(k, tensors, found, rho, factor, float(settings.epsilon))
-                )
-                gradients[k] = value.to(tensors[k]).reshape(tensors[k].shape)
-        ctx.gradients = gradients
+    def forward(*inputs: Any) -> Tensor:  # x, y, a, b, work
+        *tensors, work = inputs
+        work.tensors = tuple(t.detach() for t in tensors)
+        work.found = solve_terms(*work.tensors, work.rho, work.factor, work.settings)
+        return torch.tensor(work.found.value, dtype=torch.float64, device=tensors[0].device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, work = inputs
+        ctx.gradients = [
+            _gradient(k, work).to(t.device, t.dtype).reshape(t.shape) if need else None
+            for k, (need, t) in enumerate(zip(ctx.needs_input_grad, tensors, strict=False))
+        ]
         ctx.save_for_backward(*tensors)
-        return torch.tensor(found.value, dtype=torch.float64, device=tensors[0].device)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         gradients = [g if g is None else refused(g, SECOND, *tensors) for g in ctx.gradients]
-        return (*(g if g is None else upstream.to(g) * g for g in gradients), None, None, None)
+        return (*(g if g is None else upstream.to(g) * g for g in gradients), None)
 
 
 def _gradient(
     k: int,  # x, y, a or b
-    tensors: tuple[Tensor, ...],
-    found: UnbalancedDivergence,
-    rho: float,
-    factor: float,
-    eps: float,
+    work: _Work,
 ) -> Tensor:
-    assert found.cross is not None
+    found, rho, eps = work.found, work.rho, float(work.settings.epsilon)
+    assert found is not None
+    if found.cross is None:
+        # nothing moves S from 0 to first order where both sides are the same
+        return torch.zeros_like(work.tensors[k])
     side = k % 2
     if k < 2:
-        x, y = tensors[:2]
-        pull = (row_pull, column_pull)[side](found.cross.plan(), x, y, factor)
+        x, y = work.tensors[:2]
+        pull = (row_pull, column_pull)[side](found.cross.plan(), x, y, work.factor)
         if found.selves:
-            own = tensors[side]
+            own = work.tensors[side]
             # the derivative of half a self term, both of whose sides move, is that of its rows
-            pull = pull - row_pull(found.selves[side].plan(), own, own, factor)
+            pull = pull - row_pull(found.selves[side].plan(), own, own, work.factor)
         return pull
     bent = (-found.cross.potentials()[side] / rho).exp()
     if found.selves:
         # the masses' terms of S cancel
         return (rho + eps) * ((-found.selves[side].potentials()[0] / rho).exp() - bent)
-    other = tensors[3 - side].double().sum().to(bent.device)
+    other = work.tensors[3 - side].double().sum().to(bent.device)
     return (rho + eps) * (1 - bent) + eps * (other - 1)

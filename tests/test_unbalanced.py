@@ -191,3 +191,15 @@ def test_second_derivatives_are_refused_and_never_zero(debias):
     for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp):
         with pytest.raises(otdd.SettingsError, match="unbalanced divergence .* leave out reach"):
             product(value, x, torch.ones_like(x))
+
+
+def test_gradients_by_torch_func():
+    x, y, a, b = problem(3, 8, 9)
+
+    def value(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return unbalanced_divergence(x, y, a, b, 0.5, 0.5, settings(0.1))
+
+    leaves = x.clone().requires_grad_(), a.clone().requires_grad_()
+    truth = torch.autograd.grad(value(*leaves), leaves)
+    found = torch.func.grad(value, argnums=(0, 1))(x, a)
+    assert all(torch.equal(*pair) for pair in zip(found, truth, strict=True))
