@@ -218,8 +218,8 @@ class _Unbalanced(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Any) -> Tensor:  # x, y, a, b, work
         *tensors, work = inputs
-        work.tensors = tuple(t.detach() for t in tensors)
-        work.found = solve_terms(*work.tensors, work.rho, work.factor, work.settings)
+        x, y, a, b = work.tensors = tuple(t.detach() for t in tensors)
+        work.found = solve_terms(x, y, a, b, work.rho, work.factor, work.settings)
         return torch.tensor(work.found.value, dtype=torch.float64, device=tensors[0].device)
 
     @staticmethod
