@@ -1,5 +1,6 @@
-"""Make what README and notebooks show: one command each for pictures, tables, notebooks.
+"""Make what README and notebooks show: one command for all, and one each.
 
+python scripts/make_figures.py all               all of them; measurements stay as they are kept
 python scripts/make_figures.py picture           the picture of the README
 python scripts/make_figures.py tables            prints the README's tables of measurements
 python scripts/make_figures.py notebooks [NAME]  runs notebooks and keeps their outputs
@@ -221,6 +222,15 @@ def refresh(path: Path) -> None:
             if "image/png" in output.get("data", {}):
                 output.data["image/png"] = fewer_colours(output.data["image/png"])
     nbformat.write(book, path)
+
+
+@main.command("all")
+@click.pass_context
+def everything(context: click.Context) -> None:
+    """Make picture and notebooks, and print the tables."""
+    context.invoke(picture)
+    context.invoke(notebooks, names=())
+    context.invoke(tables, check=False)
 
 
 def fewer_colours(
