@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -112,6 +115,11 @@ def device_name(device: torch.device) -> str:
 def device_names(devices: Sequence[torch.device]) -> str:
     """Return what results say of devices that shared the work."""
     return ", ".join(map(device_name, devices))
+
+
+def command_line() -> list[str]:
+    """Return the arguments of this process; of paths their names, folders are one machine's."""
+    return [Path(part).name if os.sep in part else part for part in sys.argv[1:]]
 
 
 def machine(device: torch.device, *packages: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ import torch
 from bench_sections import Bench, Row
 from bench_table import SHOWN, goals, line
 
-from otdd_flash.timing import machine
+from otdd_flash.timing import command_line, machine
 
 SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "pass": bench_sections.passes,
@@ -49,7 +48,7 @@ def run_row(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         report = work()
     except Exception as error:  # noqa: BLE001
         report = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        report["traceback"] = traceback.format_exc()[-3000:]
+        traceback.print_exc()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -97,7 +96,7 @@ def main(
     report = {
         **machine(bench.device, *packages),
         "gpu": gpu_of(bench.device),
-        "arguments": sys.argv[1:],
+        "arguments": command_line(),
         "sections": sections,
     }
     for name in [s for s in SECTIONS if s in wanted]:

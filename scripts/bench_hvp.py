@@ -11,7 +11,6 @@ With ``--device cpu --n 300 --large 0`` it runs in small without a GPU.
 from __future__ import annotations
 
 import json
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from torch import Tensor
 from otdd_flash.cg import CGSettings
 from otdd_flash.float64 import BLOCK_ROWS, Float64Cost
 from otdd_flash.solved import SolvedDivergence, divergence_inputs
-from otdd_flash.timing import PeakMemory, machine, median_ms, seconds_of
+from otdd_flash.timing import PeakMemory, command_line, machine, median_ms, seconds_of
 from otdd_flash.types import OTDDSettings
 
 # of the points' spread: the central difference is good to 1e-6, gradients solved to 1e-11 allow it
@@ -203,7 +202,7 @@ def main(
     """Measure, print a line a row and write the JSON."""
     where = torch.device(device)
     rows: dict[str, Any] = {}
-    report = {**machine(where, "flash-sinkhorn"), "arguments": sys.argv[1:], "rows": rows}
+    report = {**machine(where, "flash-sinkhorn"), "arguments": command_line(), "rows": rows}
 
     def measure(title: str, work: Callable[[], dict[str, Any]]) -> None:
         start = time.perf_counter()
@@ -212,7 +211,7 @@ def main(
         except Exception as error:  # noqa: BLE001
             # one failure must not cost the other rows
             row = {"error_message": f"{type(error).__name__}: {error}"[:500]}
-            row["traceback"] = traceback.format_exc()[-2000:]
+            traceback.print_exc()
         rows[title] = row | {"row_seconds": round(time.perf_counter() - start, 2)}
         click.echo(line(title, row))
         if output:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -38,7 +37,7 @@ from torch import Tensor
 
 import otdd_flash as otdd
 from otdd_flash.landscape import Landscape
-from otdd_flash.timing import machine
+from otdd_flash.timing import command_line, machine
 
 FEATURES, RESPONSES = 3, 2
 NOISE = 0.02
@@ -326,7 +325,7 @@ def main(
     }
     click.echo(json.dumps(summary))
     if output:
-        report = {**machine(where), "arguments": sys.argv[1:], "summary": summary, "rows": rows}
+        report = {**machine(where), "arguments": command_line(), "summary": summary, "rows": rows}
         output.write_text(json.dumps(plain(report), default=str))
         draw_picture(rows, output.with_suffix(".png"))
 
