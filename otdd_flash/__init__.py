@@ -25,6 +25,7 @@ from otdd_flash.errors import (
 if TYPE_CHECKING:
     from otdd_flash.confidence import Confidence
     from otdd_flash.datasets import LoadSettings, load, load_together
+    from otdd_flash.descent import DescentResult
     from otdd_flash.eigenvalue import MinEigenvalue, min_hessian_eigenvalue
     from otdd_flash.explanations import explain
     from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from otdd_flash.loss import sinkhorn_divergence
     from otdd_flash.maps import plot_map, plot_matrix, plot_ranking, plot_tree
     from otdd_flash.matrices import matrix
-    from otdd_flash.newton import DescentResult, newton_cg
+    from otdd_flash.newton import newton_cg
     from otdd_flash.otdd import distance, steps
     from otdd_flash.plots import plot_result
     from otdd_flash.portraits import plot_explanation, plot_values
@@ -118,7 +119,7 @@ _HOME = {
     "MinEigenvalue": "eigenvalue",
     "min_hessian_eigenvalue": "eigenvalue",
     "adam_newton": "hybrid",
-    "DescentResult": "newton",
+    "DescentResult": "descent",
     "newton_cg": "newton",
     "HVPResult": "second_order",
     "hvp": "second_order",

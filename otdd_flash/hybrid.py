@@ -17,21 +17,18 @@ from typing import Any
 import torch
 
 from otdd_flash.checks import shown
-from otdd_flash.eigenvalue import MinEigenvalue
-from otdd_flash.errors import SettingsError
-from otdd_flash.landscape import Function, Landscape, Local, Parameters
-from otdd_flash.newton import (
+from otdd_flash.descent import (
     DescentResult,
     DescentState,
     NewtonSettings,
-    goes_down,
-    least_curvature,
-    newton_steps,
     progress_of,
     state_of,
     warn_unfinished,
-    ways_out,
 )
+from otdd_flash.eigenvalue import MinEigenvalue
+from otdd_flash.errors import SettingsError
+from otdd_flash.landscape import Function, Landscape, Local, Parameters
+from otdd_flash.newton import goes_down, least_curvature, newton_steps, ways_out
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import Progress, check_number, is_integer
 

@@ -43,6 +43,7 @@ FLOORS = (
         "otdd_flash.landscape",
         "otdd_flash.eigenvalue",
         "otdd_flash.trust_region",
+        "otdd_flash.descent",
         "otdd_flash.newton",
         "otdd_flash.hybrid",
         "otdd_flash.unbalanced",

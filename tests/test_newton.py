@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import otdd_flash as otdd
+from otdd_flash.descent import NewtonSettings
 from otdd_flash.hybrid import AdamSettings, adam_newton_steps
 from otdd_flash.landscape import Landscape
-from otdd_flash.newton import NewtonSettings, newton_steps
+from otdd_flash.newton import newton_steps
 from otdd_flash.trust_region import trust_step
 
 
