@@ -152,7 +152,7 @@ def absolute_epsilon(epsilon: float | str, mean_cost: float) -> float:
     return value
 
 
-def _check_scale(clouds: LabelledClouds, mean_cost: float) -> None:
+def check_scale(clouds: LabelledClouds, mean_cost: float) -> None:
     """Refuse costs whose squares float64 cannot hold, before they turn into NaN or zero."""
     first = clouds.x.points[0]
     if mean_cost == 0 and all(bool((s.points == first).all()) for s in (clouds.x, clouds.y)):
@@ -256,7 +256,7 @@ def divergence_steps(
     parts = (x, y, clouds.label_cost) if matching is None else (x, x, clouds.label_cost_x)
     problem = clouds.problem(*parts, settings)
     mean_cost = problem.mean_cost
-    _check_scale(clouds, mean_cost)
+    check_scale(clouds, mean_cost)
     eps = absolute_epsilon(settings.epsilon, mean_cost)
     problem = clouds.fine_problem(parts, settings, eps, problem)
     if matching is not None:

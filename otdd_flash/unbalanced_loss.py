@@ -28,8 +28,8 @@ from otdd_flash.certificate import Bounds
 from otdd_flash.checks import check_clouds, check_masses
 from otdd_flash.cost import Margin, Side
 from otdd_flash.derivatives import refused
-from otdd_flash.divergence import LabelledClouds
-from otdd_flash.errors import ConvergenceWarning
+from otdd_flash.divergence import LARGEST, LabelledClouds, check_scale
+from otdd_flash.errors import ConvergenceWarning, SettingsError
 from otdd_flash.gradient import column_pull, row_pull
 from otdd_flash.matching import match
 from otdd_flash.ops import WORKSPACE_BYTES, device_of, streamed
@@ -132,6 +132,12 @@ def solve_terms(
     settings: OTDDSettings,
 ) -> UnbalancedDivergence:
     """Solve the terms of S one after the other, as :func:`unbalanced_divergence` does."""
+    for name, value in (("blur", float(settings.epsilon)), ("reach", rho)):
+        if not 1 / LARGEST <= value <= LARGEST:
+            raise SettingsError(
+                f"the square of {name} is {value:.3g}; expected {1 / LARGEST:.0e} to "
+                f"{LARGEST:.0e}: float64 must hold its square"
+            )
     points = check_clouds(x, y)
     masses = check_masses(a, len(points[0]), "a"), check_masses(b, len(points[1]), "b")
     device = device_of(x, settings.device)
@@ -169,6 +175,8 @@ def _solved(
 ) -> UnbalancedTerm:
     eps = float(settings.epsilon)
     made = clouds.fine_problem((x, y, clouds.label_cost), settings, eps)
+    if x is not y:
+        check_scale(clouds, made.mean_cost / float(x.weights.sum() * y.weights.sum()))
     problem = UnbalancedProblem(made.op, made.x.weights, made.y.weights, eps, rho)
     solving = solve_unbalanced_self if x is y else solve_unbalanced
     solution = finish(solving(problem, tol=settings.tol, max_passes=settings.max_passes))

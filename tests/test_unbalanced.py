@@ -203,3 +203,14 @@ def test_gradients_by_torch_func():
     truth = torch.autograd.grad(value(*leaves), leaves)
     found = torch.func.grad(value, argnums=(0, 1))(x, a)
     assert all(torch.equal(*pair) for pair in zip(found, truth, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("eps", "rho", "name"), [(1e200, 1.0, "blur"), (1e-200, 1.0, "blur"), (1.0, 1e200, "reach")]
+)
+def test_scales_that_float64_cannot_square_are_refused(eps, rho, name):
+    x, y, a, b = problem(3, 8, 9)
+    with pytest.raises(otdd.SettingsError, match=f"the square of {name} is 1e.?200; expected 1e"):
+        unbalanced_divergence(x, y, a, b, rho, 0.5, settings(eps))
+    with pytest.raises(otdd.DataError, match="the mean cost is .*scale the points"):
+        unbalanced_divergence(1e100 * x, y, a, b, 1.0, 0.5, settings(1.0))
