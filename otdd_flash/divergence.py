@@ -153,7 +153,11 @@ def absolute_epsilon(epsilon: float | str, mean_cost: float) -> float:
 
 
 def check_scale(clouds: LabelledClouds, mean_cost: float) -> None:
-    """Refuse costs whose squares float64 cannot hold, before they turn into NaN or zero."""
+    """Refuse costs whose squares float64 cannot hold, before they turn into NaN or zero.
+
+    Raises:
+        DataError: a mean cost outside 1e-150 to 1e150, unless all points are one.
+    """
     first = clouds.x.points[0]
     if mean_cost == 0 and all(bool((s.points == first).all()) for s in (clouds.x, clouds.y)):
         return
