@@ -94,7 +94,8 @@ def value_steps(
     parts = [whole[kept], looks[kept], by_class, rest - by_class]
     placed = [_placed(_calibrated(part, weights), kept, len(src)) for part in parts]
     return Values(
-        source=x.summary,
+        # classes without weight have rows in the values too
+        source=replace(x.summary, classes=src.classes, class_names=src.class_names),
         target=y.summary,
         value=placed[0],
         features=placed[1],

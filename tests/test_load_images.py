@@ -133,13 +133,39 @@ def test_floats_keep_their_values_and_their_scale_is_told():
     x = noise(5, 6, 7) / np.float32(255)
     a, b = together((x, Y), (noise(5, 6, 7), Y))
     holds(a, x, Y)
-    assert "pixels are floats of 0 to 1, those of ndarray bytes of 0 to 255" in announced(a)
-    assert not announced(b)
+    assert "pixels are 0 to 0.976471, those of ndarray 0 to 249, and are" in announced(a)
+    assert "(--normalize unit)" in announced(a) and not announced(b)
     colour = np.array([1, 0.5, 0.25, 0.5], np.float32)
     rgba = np.ones((5, 4, 3, 6), np.float32) * colour[:, None, None]
     # half transparent on white: (c + 1) / 2
     whole = load((rgba, Y), color="rgb").points.reshape(5, 3, 18)
     assert torch.allclose(whole[0, :, 0], torch.tensor([1.0, 0.75, 0.625]), atol=0, rtol=2**-22)
+
+
+def test_pixels_of_another_scale_are_told():
+    whole, sixteenth = noise(5, 6, 7), (noise(5, 6, 7) // 16).astype(np.uint16)
+    whole[0, 0, :2] = 0, 255
+    sixteenth[0, 0, :2] = 0, 15
+    dark, light = together((sixteenth, Y), (whole, Y))
+    assert announced(dark) == (
+        "pixels are 0 to 15, those of ndarray 0 to 255, and are compared as they are: scale both "
+        "to one range first, or divide samples by their norms with cosine=True (--cosine)"
+    )
+    assert not announced(light)
+    holds(dark, sixteenth, Y)
+    holds(light, whole, Y)
+    # directions have no scale; half the range is the same scale; one dataset has nothing beside it
+    assert "pixels" not in announced(together((sixteenth + 1, Y), (whole + 0, Y), cosine=True)[0])
+    assert not announced(together((whole - whole // 2, Y), (whole, Y))[0])
+    assert not announced(load((sixteenth, Y)))
+    # from -1 to 1 beside 0 to 1, whichever is longer
+    unit = whole / np.float32(255)
+    for pair in ((2 * unit - 1, unit), (2 * unit - 1, 3 * unit)):
+        said = [announced(one) for one in together(*((x, Y) for x in pair))]
+        assert sum("shift and scale both to one range first" in text for text in said) == 1
+    # standardised features are told by the range that came
+    dark, light = together((sixteenth, Y), (whole, Y), scale="standard")
+    assert "pixels are 0 to 15, those of ndarray 0 to 255" in announced(dark)
 
 
 @pytest.mark.parametrize(

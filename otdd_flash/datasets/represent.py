@@ -11,13 +11,13 @@ from torch import Tensor
 
 from otdd_flash.datasets.images import common_form, look_steps, pixel_steps
 from otdd_flash.datasets.labelling import clustered
+from otdd_flash.datasets.ranges import told_ranges
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.scaling import standardised, table_points
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.shared import same_columns
 from otdd_flash.errors import DataError
 from otdd_flash.samples import Arrays, Images, Rows, Texts
-from otdd_flash.samples.decoding import layout
 from otdd_flash.types import LabelledDataset, Progress
 
 Points = tuple[RawDataset, Tensor]  # a dataset and its points (n, ...)
@@ -43,7 +43,6 @@ def represent_steps(
         projected = project([points for _, points in found], settings.encoder_spec.components)
         found = _into_one_space(found, projected)
     check_spaces(found)
-    found = _mixed_pixels(found)
     return [_finished(raw, points, settings) for raw, points in found]
 
 
@@ -154,7 +153,7 @@ def _image_steps(
         form = common_form([(raws[k], look) for k, look in found.items()], settings)
         for k, look in found.items():
             out[k] = yield from pixel_steps(raws[k], look, form)
-    return out
+    return dict(zip(out, told_ranges(list(out.values()), settings.cosine), strict=True))
 
 
 def check_spaces(found: Sequence[Points]) -> None:
@@ -171,22 +170,6 @@ def check_spaces(found: Sequence[Points]) -> None:
                 f"{raw.name} has {other.numel():,} {tuple(other)}; encode both alike, for example "
                 "with encoder='pca:10' (--encoder pca:10)"
             )
-
-
-def _mixed_pixels(found: Sequence[Points]) -> list[Points]:
-    """Say so where some images are bytes and others floats of 0 to 1: their scales differ."""
-    bytes_of = next((raw for raw, points in found if points.dtype == torch.uint8), None)
-    out = []
-    for raw, points in found:
-        if bytes_of is not None and points.is_floating_point() and layout(points.shape[1:]):
-            low, high = points.aminmax()
-            if 0 <= low and high <= 1:
-                raw = raw.noted(
-                    f"pixels are floats of 0 to 1, those of {bytes_of.name} bytes of 0 to 255: "
-                    "compare them with normalize='unit' (--normalize unit)"
-                )
-        out.append((raw, points))
-    return out
 
 
 def unit_length(points: Tensor, name: str) -> Tensor:  # (n, d) floats
