@@ -148,11 +148,12 @@ def _image_steps(
     if asked and len(found) < len(raws):
         other = next(raw for k, raw in enumerate(raws) if k not in found)
         raise DataError(f"{other.name}: holds no images, image_size and color do not apply")
+    if not found:
+        return {}
     out: dict[int, Points] = {}
-    if found:
-        form = common_form([(raws[k], look) for k, look in found.items()], settings)
-        for k, look in found.items():
-            out[k] = yield from pixel_steps(raws[k], look, form)
+    form = common_form([(raws[k], look) for k, look in found.items()], settings)
+    for k, look in found.items():
+        out[k] = yield from pixel_steps(raws[k], look, form)
     return dict(zip(out, told_ranges(list(out.values()), settings.cosine), strict=True))
 
 
