@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from otdd_flash.types import DatasetSummary, Interval, NoiseFloor, OTDDSettings, Transport
+from otdd_flash.errors import DataError
+from otdd_flash.types import (
+    DatasetSummary,
+    Interval,
+    LabelledDataset,
+    NoiseFloor,
+    OTDDSettings,
+    Transport,
+)
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,22 @@ class Values(Finding):
     squared_bounds: tuple[float, float]
     marginal_error: float  # L1, the largest of all solves
     converged: bool
+
+
+def check_samples(
+    data: LabelledDataset | None,  # whose samples are to be shown; None: none
+    summary: DatasetSummary,  # of the dataset that a finding is of
+) -> None:
+    """Refuse to show samples of another dataset than the one that a finding is of.
+
+    Raises:
+        DataError: another number of samples.
+    """
+    if data is not None and len(data) != summary.n:
+        raise DataError(
+            f"{data.name}: {len(data):,} samples, the result is of {summary.n:,} of "
+            f"{summary.name}; give those, or None"
+        )
 
 
 def extremes(

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from otdd_flash.errors import DataError
 from otdd_flash.figures import (
     array,
     drawn,
@@ -21,7 +20,7 @@ from otdd_flash.figures import (
     short,
     unit_text,
 )
-from otdd_flash.findings import Explanation, Values, extremes
+from otdd_flash.findings import Explanation, Values, check_samples, extremes
 from otdd_flash.naming import NAME
 from otdd_flash.png import MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR
 from otdd_flash.sheets import is_coloured, is_image, sample_pictures, stacked
@@ -44,8 +43,11 @@ def plot_explanation(
     of either side.
 
     Raises:
+        DataError: datasets that the explanation is not of.
         OSError: the file cannot be written.
     """
+    check_samples(src, result.source)
+    check_samples(tgt, result.target)
     shown = None
     if src is not None and tgt is not None and is_image(src) and is_image(tgt):
         shown = (src, tgt)
@@ -146,11 +148,7 @@ def plot_values(
         DataError: a dataset that the values are not of.
         OSError: the file cannot be written.
     """
-    if src is not None and len(src) != result.source.n:
-        raise DataError(
-            f"{src.name}: {len(src):,} samples, the values are of {result.source.n:,}; give "
-            f"{result.source.name}, which was valued, or None"
-        )
+    check_samples(src, result.source)
     shown = src if src is not None and is_image(src) else None
     size = (11.0, 3.6 if shown is None else 6.4)
     return drawn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from otdd_flash.samples.decoding import layout
@@ -28,19 +29,32 @@ def is_coloured(dataset: LabelledDataset | None) -> bool:
     return len(shape) == 3 and 1 not in (shape[0], shape[2])
 
 
+def white_level(dataset: LabelledDataset) -> float:
+    """Return the byte that is shown white: 255, or the largest where all are below half of that.
+
+    Some images come in levels of 0 to 16, or of 0 and 1.
+    """
+    largest = int(dataset.points.max())
+    return float(largest) if 0 < largest < 128 else 255.0
+
+
 def sample_pictures(
     dataset: LabelledDataset,
     rows: Tensor,  # (k,) int64
 ) -> np.ndarray:  # (k, h, w, 3) float in [0, 1]
-    """Return some samples as pictures, grey or coloured; floats from their least to their most."""
+    """Return some samples as pictures, grey or coloured.
+
+    Bytes are black at 0 and white at the `white_level`; other numbers are black at the least of
+    those that are shown, and white at the largest.
+    """
     chosen = dataset.points[rows.to(dataset.points.device)].detach().cpu()
     pictures = chosen.double().numpy().reshape(len(rows), *dataset.sample_shape)
     if pictures.ndim == 3:
         pictures = pictures[..., None]
     elif is_channels_first(dataset.sample_shape):
         pictures = np.moveaxis(pictures, 1, -1)
-    if str(dataset.points.dtype) == "torch.uint8":
-        pictures = pictures / 255
+    if dataset.points.dtype == torch.uint8:
+        pictures = pictures / white_level(dataset)
     else:
         low, high = pictures.min(), pictures.max()
         pictures = (pictures - low) / (high - low) if high > low else 0 * pictures

@@ -21,6 +21,7 @@ from otdd_flash.types import DatasetSummary, NoiseFloor, OTDDSettings
 LABEL = 13  # width of the first column
 NAME = 24  # characters of a dataset's name
 WIDE = 8  # datasets whose matrix is printed; of more, the nearest of each
+HEADS = 72  # characters of the names above a matrix, all together, where they are many
 LISTED = 10  # samples, pairs and class pairs in a text
 
 
@@ -64,6 +65,12 @@ def _drawn(datasets: Iterable[DatasetSummary]) -> list[tuple[str, str]]:
     return [("sampled", f"{name}: {text}") for name, text in dict.fromkeys(found) if text]
 
 
+def _row_numbers(datasets: Sequence[DatasetSummary]) -> list[tuple[str, str]]:
+    """Say what row numbers count where a dataset was drawn from."""
+    drawn = any(sampled(dataset.provenance) for dataset in datasets)
+    return [("rows", "count the samples that were drawn, from 0")] * drawn
+
+
 def _floors(names: Sequence[str], floors: Sequence[NoiseFloor]) -> list[tuple[str, str]]:
     return [
         ("noise floor", f"{clipped(name, NAME)}: {floor_text(floor)}")
@@ -80,7 +87,8 @@ def matrix_text(result: MatrixResult) -> str:
             [name, *(f"{value:.4g}" for value in row)]
             for name, row in zip(names, result.distance.tolist(), strict=True)
         ]
-        table = grid(["distance", *(clipped(name, 12) for name in names)], body)
+        width = max(12, HEADS // count)
+        table = grid(["distance", *(clipped(name, width) for name in names)], body)
     else:
         body = []
         for k, row in enumerate(result.distance.tolist()):
@@ -173,6 +181,7 @@ def explanation_text(result: Explanation) -> str:
         _ended([result.value.marginal_error], result.value.converged, result.settings),
         *_asked(result.settings, result.epsilon, "the mean cost"),
         *_drawn([result.source, result.target]),
+        *_row_numbers([result.source, result.target]),
         *_last(result.seconds, result.device, result.notes),
     ]
     return "\n\n".join([*parts, _rows(rows)])
@@ -243,6 +252,7 @@ def values_text(result: Values) -> str:
         _ended([result.marginal_error], result.converged, result.settings),
         *_asked(result.settings, result.epsilon, "the mean cost"),
         *_drawn([result.source, result.target]),
+        *_row_numbers([result.source, result.target]),
         *_last(result.seconds, result.device, result.notes),
     ]
     return "\n\n".join([*parts, _rows(rows)])

@@ -93,6 +93,12 @@ def value_steps(
     by_class = _class_means(rest, labels, weights)[labels]
     parts = [whole[kept], looks[kept], by_class, rest - by_class]
     placed = [_placed(_calibrated(part, weights), kept, len(src)) for part in parts]
+    notes = notes_of([(x, y)])
+    if not placed[0].nan_to_num().any():
+        notes += (
+            "all values are 0: no sample is more foreign than another, as where source and target "
+            "are the same samples",
+        )
     return Values(
         # classes without weight have rows in the values too
         source=replace(x.summary, classes=src.classes, class_names=src.class_names),
@@ -111,7 +117,7 @@ def value_steps(
         seconds={"total": time.perf_counter() - begin},
         device=device_name(device),
         versions=versions(),
-        notes=notes_of([(x, y)]),
+        notes=notes,
     )
 
 

@@ -133,6 +133,8 @@ def test_explanations_of_images_and_vectors(tmp_path):
     assert len(plot_explanation(none, Figure(), src, tgt).axes) == 5
     flat = dataset(12, 2, 1), dataset(12, 2, 2)
     assert len(plot_explanation(otdd.explain(*flat, SETTINGS), Figure(), *flat).axes) == 3
+    with pytest.raises(otdd.DataError, match=f"12 samples, the result is of {len(tgt)} of"):
+        plot_explanation(found, Figure(), src, flat[1])
 
 
 def test_values_of_images_and_vectors(tmp_path):
@@ -148,7 +150,7 @@ def test_values_of_images_and_vectors(tmp_path):
     stopped = dataclasses.replace(otdd.value(*flat, SETTINGS), converged=False)
     figure = plot_values(stopped, Figure(), flat[0])
     assert len(figure.axes) == 2 and "NOT CONVERGED" in figure.get_suptitle()
-    with pytest.raises(otdd.DataError, match="13 samples, the values are of"):
+    with pytest.raises(otdd.DataError, match=f"13 samples, the result is of {len(src)} of"):
         plot_values(found, Figure(), dataset(13, 2, 1))
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from otdd_flash.figures import power_of_1000, short
 from otdd_flash.plots import plot_result, strongest_pairs
-from otdd_flash.sheets import is_coloured, is_image, pair_sheet
+from otdd_flash.sheets import is_coloured, is_image, pair_sheet, sample_pictures
 from otdd_flash.types import LabelledDataset
 
 
@@ -178,6 +178,15 @@ def test_channel_orders_show_the_same_sheet():
     sheets = [pair_sheet(data, 0, data, 1, 4) for data in (last, first)]
     assert np.array_equal(*sheets) and sheets[0].shape == (18, 36, 3)
     assert sheets[0].min() >= 0 and sheets[0].max() <= 1
+
+
+@pytest.mark.parametrize(("largest", "white"), [(1, 1), (16, 16), (127, 127), (128, 255), (0, 255)])
+def test_bytes_of_few_levels_are_not_shown_dark(largest, white):
+    points = np.zeros((3, 4, 5), np.uint8)
+    points[1, 2, 3], points[2, 0, 0] = largest, largest // 2
+    # one scale for all samples of a dataset, whichever are shown
+    pictures = sample_pictures(LabelledDataset(points), torch.tensor([0, 2]))
+    assert np.array_equal(pictures[..., 0], points[[0, 2]] / white)
 
 
 def test_names_are_cut_and_never_formulas():

@@ -226,7 +226,7 @@ def test_an_explanation_says_what_each_term_is_made_of(tmp_path):
     assert data[0].class_names[int(data[0].labels[rows[8]])] in foreign
     (pairs,) = (t for t in tables if "<caption>Sample pairs" in t)
     assert pairs.count('<th scope="row">') == 5
-    with pytest.raises(DataError, match=r"two: 40 samples, the explanation is of 60; give mnist"):
+    with pytest.raises(DataError, match=r"two: 40 samples, the result is of 60 of mnist"):
         write_report(result, tmp_path / "x.html", explained_pair("vectors")[1][1], data[1])
 
 

@@ -11,6 +11,7 @@ from problems import dataset
 
 import otdd_flash as otdd
 from otdd_flash import Confidence, LabelledDataset, OTDDSettings
+from otdd_flash.datasets import sample
 from otdd_flash.findings_io import finding_json, matrix_csv, read_scores, values_csv
 from otdd_flash.tables import explanation_text, matrix_text, ranking_text, values_text
 
@@ -88,6 +89,24 @@ def test_values_as_text_json_and_csv(tmp_path):
     assert data["most_foreign"][0]["row"] == int(found.value.argmax())
     assert data["label_fits_least"][0]["row"] == int(found.label.argmax())
     json.dumps(data, allow_nan=False)
+
+
+def test_row_numbers_of_a_draw_say_what_they_count():
+    whole, drawn = named(0, "a"), sample(named(1, "b"), 9, 0)
+    for found, text in (
+        (otdd.value(whole, drawn, SETTINGS), values_text),
+        (otdd.explain(drawn, whole, SETTINGS), explanation_text),
+    ):
+        assert "rows         count the samples that were drawn, from 0" in text(found)
+    assert "were drawn" not in values_text(otdd.value(whole, named(1, "b"), SETTINGS))
+
+
+def test_names_above_a_matrix_have_room_where_there_are_few():
+    names = ["sklearn:breast_cancer", "sklearn:boston_houses"]
+    head = matrix_text(otdd.matrix([named(k, name) for k, name in enumerate(names)], SETTINGS))
+    assert head.splitlines()[0].split() == ["distance", *names]
+    made = [named(k, f"{k} {'long' * 5}") for k in range(8)]
+    assert max(map(len, matrix_text(otdd.matrix(made, SETTINGS)).splitlines()[:9])) <= 140
 
 
 def test_names_stay_on_their_line():

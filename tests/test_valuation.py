@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 
 import pytest
@@ -11,6 +12,8 @@ from problems import dataset
 
 import otdd_flash as otdd
 from otdd_flash import LabelledDataset, OTDDSettings
+from otdd_flash.findings_io import values_csv
+from otdd_flash.tables import values_text
 
 EXACT = OTDDSettings(epsilon=2.0, device="cpu", tol=1e-10)
 
@@ -108,6 +111,24 @@ def test_samples_without_weight_have_no_value():
     for part in ("value", "features", "class_part", "label"):
         assert getattr(found, part)[3].isnan()
         torch.testing.assert_close(getattr(found, part)[kept], getattr(alone, part))
+
+
+def test_a_class_without_weight_keeps_its_name(tmp_path):
+    x, y = dataset(15, 3, 4), dataset(18, 3, 5)
+    names = [("ant", "bee", "cat")[k % 3] for k in range(15)]
+    w = torch.tensor([0.0, 0.1, 0.1] * 5, dtype=torch.float64)
+    found = otdd.value(LabelledDataset(x.points, names, weights=w), y, EXACT)
+    values_csv(found, tmp_path / "v.csv")
+    with open(tmp_path / "v.csv", newline="") as file:
+        assert [row["class"] for row in csv.DictReader(file)] == names
+    assert "bee" in values_text(found) and "ant" not in values_text(found)
+
+
+def test_values_of_the_same_samples_are_0_and_say_so():
+    x, y = dataset(15, 3, 4), dataset(18, 3, 5)
+    found = otdd.value(x, x, EXACT)
+    assert not found.value.any() and "all values are 0" in found.notes[0]
+    assert not otdd.value(x, y, EXACT).notes
 
 
 def test_files_keep_values(tmp_path):

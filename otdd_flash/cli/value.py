@@ -23,7 +23,7 @@ from otdd_flash.cli.sources import dataset_options
 EPILOG = """\b
 Examples:
   otdd value mnist-mini fashion-mnist-mini --max-samples 300 --normalize unit
-  otdd value mnist-mini mnist-mini --max-samples 300 --output values.csv
+  otdd value digits mnist-mini --image-size 8 --cosine --output values.csv
   otdd value mnist kmnist --split test --output values.csv --plot worst.png
 
 Datasets are names, files, folders and more: see `otdd datasets --help`.
@@ -33,6 +33,7 @@ value: what more weight at a sample adds to the distance; higher is more foreign
   features    how foreign the sample looks, whatever its label
   class_part  the price of its class, the same for all of it
   label       how ill its label fits: sort by this to find wrong labels
+row counts the samples that were kept, from 0: with --max-samples those that were drawn.
 TGT should be samples whose labels one trusts, such as a validation set.
 """
 

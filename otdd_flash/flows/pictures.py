@@ -18,7 +18,7 @@ from otdd_flash.figures import short
 from otdd_flash.files import written_whole
 from otdd_flash.flows.record import COLUMNS, Kept
 from otdd_flash.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
-from otdd_flash.sheets import is_channels_first
+from otdd_flash.sheets import is_channels_first, white_level
 from otdd_flash.types import LabelledDataset
 
 DPI = 110
@@ -49,7 +49,8 @@ class Cast:
             found = (src.labels == c).nonzero()[:particles, 0].cpu()
             rows[c, : len(found)] = found
         if src.points.dtype == tgt.points.dtype == torch.uint8:
-            return Cast(rows, src.sample_shape, 0.0, 255.0)
+            white = max(white_level(src), white_level(tgt))
+            return Cast(rows, src.sample_shape, 0.0, white)
         ends = [float(f(d.points.double())) for d in (src, tgt) for f in (torch.min, torch.max)]
         return Cast(rows, src.sample_shape, min(ends), max(ends))
 

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.errors import DataError
-from otdd_flash.findings import CostSplit, Explanation, SamplePair
+from otdd_flash.findings import CostSplit, Explanation, SamplePair, check_samples, extremes
 from otdd_flash.plots import SAMPLES
 from otdd_flash.report.distance import LABEL_COST
 from otdd_flash.report.page import Card, Column, Page
@@ -29,12 +28,8 @@ def explanation_page(
         DataError: datasets that the explanation is not of.
     """
     source, target = result.source, result.target
-    for data, summary in ((src, source), (tgt, target)):
-        if data is not None and len(data) != summary.n:
-            raise DataError(
-                f"{data.name}: {len(data):,} samples, the explanation is of {summary.n:,}; give "
-                f"{summary.name}, which was explained, or None"
-            )
+    check_samples(src, source)
+    check_samples(tgt, target)
     page = Page(
         f"Why {source.name} and {target.name} are apart",
         f"{source.n:,} and {target.n:,} samples, {source.d:,} features",
@@ -182,9 +177,7 @@ def _extremes(
 ) -> None:
     """Add the samples that are nearest to the other dataset, and those most foreign to it."""
     role, name = side[0], side[1].name
-    known = (~foreign.isnan()).nonzero()[:, 0]
-    order = known[foreign[known].argsort(stable=True)]
-    ends = {"nearest": order[:EXTREMES], "most foreign": order.flip(0)[:EXTREMES]}
+    ends = dict(zip(("nearest", "most foreign"), extremes(foreign, EXTREMES), strict=True))
     if data is not None and images:
         page.strip(
             Card(
