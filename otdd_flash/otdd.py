@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Generator
 from dataclasses import replace
 from typing import TypeVar
@@ -38,7 +37,7 @@ from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps, units
 from otdd_flash.sinkhorn import finish
-from otdd_flash.timing import device_name, versions
+from otdd_flash.timing import Laps, device_name, versions
 from otdd_flash.types import (
     LabelledDataset,
     NoiseFloor,
@@ -205,21 +204,15 @@ def _confident(
             walk = floor_steps(side.dataset, divergence.epsilon, settings, confidence.seed)
             floors += ((yield from clock.timed(walk)),)
         result = replace(result, noise_floor=floors)
-    return replace(result, seconds={**clock.seconds, "total": clock.total()})
+    return replace(result, seconds=clock.total())
 
 
-class _Clock:
+class _Clock(Laps):
     """Seconds by stage, in the order in which the stages began."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._begin = self._last = time.perf_counter()
+        super().__init__()
         self._open: str | None = None
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
 
     def stage(self, stage: str) -> None:
         """Count the time since the last report to the stage that reports now, or just ended."""
@@ -236,9 +229,6 @@ class _Clock:
                 return done.value
             self.stage(state.stage)
             yield state
-
-    def total(self) -> float:
-        return time.perf_counter() - self._begin
 
 
 def _checked_start(
@@ -288,7 +278,7 @@ def _result(
         f=src.unsorted(solution.f, divergence.x),
         g=tgt.unsorted(solution.g, divergence.y),
         quantization_error=quantization_bound(transport.upper, divergence.moved),
-        seconds={**clock.seconds, "total": clock.total()},
+        seconds=clock.total(),
         peak_memory_bytes=_peak_memory(device),
         device=f"{device_name(device)} ({divergence.backend})",
         settings=settings,

@@ -7,7 +7,6 @@ the pairs, which moments and label costs give without a pass.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from otdd_flash.findings import PairValue
 from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.prepared import Prepared, mean_cost, notes_of, prepare_steps
 from otdd_flash.shared import Pair, Shared
+from otdd_flash.timing import Laps
 from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress, parse_epsilon
 
 
@@ -181,21 +181,3 @@ def _warn_unconverged(
             ConvergenceWarning,
             stacklevel=3,
         )
-
-
-class Laps:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._begin = self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Count the time since the last lap to a stage."""
-        now = time.perf_counter()
-        self._seconds[stage] = now - self._last
-        self._last = now
-
-    def total(self) -> dict[str, float]:
-        """Return the seconds of the stages, and of all."""
-        return {**self._seconds, "total": time.perf_counter() - self._begin}

@@ -74,6 +74,30 @@ class Clock:
         return value
 
 
+class Laps:
+    """Seconds by stage, from one lap to the next."""
+
+    def __init__(
+        self,
+        device: torch.device | None = None,  # idle at the end of each lap; None: not waited for
+    ) -> None:
+        self._device = device
+        self._begin = self._last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """Count the time since the last lap to a stage."""
+        if self._device is not None:
+            synchronize(self._device)
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def total(self) -> dict[str, float]:
+        """Return the seconds of the stages, and since the beginning."""
+        return {**self.seconds, "total": time.perf_counter() - self._begin}
+
+
 class PeakMemory:
     """Peak of what torch allocates on a GPU from here on, beyond what it held; 0 on the CPU."""
 

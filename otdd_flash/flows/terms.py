@@ -14,7 +14,6 @@ Sources: Feydy et al. 2019 (gradients of the divergence); Alvarez-Melis and Fusi
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,29 +28,9 @@ from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator
 from otdd_flash.sinkhorn import Solution, finish, hidden_error, solve_symmetric
-from otdd_flash.timing import synchronize
+from otdd_flash.timing import Laps
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud
-
-
-class Laps:
-    """Seconds of the sections of one step, the device idle at each end."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last = self._begin = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, section: str) -> None:
-        """Count the time since the last lap to a section."""
-        synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[section] = self.seconds.get(section, 0.0) + now - self._last
-        self._last = now
-
-    def total(self) -> dict[str, float]:
-        """Return the sections so far, and their sum."""
-        return {**self.seconds, "total": self._last - self._begin}
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,10 +29,11 @@ from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.modes import Attached, Features, Scene, Tied
 from otdd_flash.flows.optimizers import Mover
 from otdd_flash.flows.settings import FlowSettings, FlowState, described, float_type
-from otdd_flash.flows.terms import Evaluation, Laps, Terms, Trail
+from otdd_flash.flows.terms import Evaluation, Terms, Trail
 from otdd_flash.ops import resolve_device
 from otdd_flash.prepared import prepare_steps, units
 from otdd_flash.sinkhorn import finish
+from otdd_flash.timing import Laps
 from otdd_flash.types import LabelledDataset
 
 MODES: dict[str, type[Features]] = {
