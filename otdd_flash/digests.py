@@ -33,6 +33,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         before, now = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             out += differences(before, now, f"{prefix}{key}.")
+        elif None in (before, now) and isinstance(before or now, dict):
+            out.append(f"{prefix}{key} {'is new' if before is None else 'is not there now'}")
         elif before != now and key == "sha256":
             out.append(f"{prefix}{key} differs (points, labels, names or weights)")
         elif before != now:

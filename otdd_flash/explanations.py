@@ -30,7 +30,7 @@ from otdd_flash.errors import SettingsError
 from otdd_flash.findings import CostSplit, Explanation, PairValue, SamplePair
 from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
-from otdd_flash.potentials import debiased_potentials
+from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_name, versions
@@ -132,7 +132,7 @@ def explain_steps(
         seconds={"total": time.perf_counter() - begin},
         device=device_name(device),
         versions=versions(),
-        notes=notes_of([(x, y)]),
+        notes=notes_of([(x, y)]) + equal_note(*foreign),
     )
 
 

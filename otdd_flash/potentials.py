@@ -32,3 +32,15 @@ def debiased_potentials(
         margin = (term.problem.x, term.problem.y)[k]
         own.append(side.unsorted(term.solution.f, margin))
     return f - own[0], g - own[1]
+
+
+def equal_note(
+    *potentials: Tensor,  # centred, NaN where a sample has weight zero
+) -> tuple[str, ...]:
+    """Return a note where an order of the samples by their potentials says nothing, else none."""
+    if any(bool(potential.nan_to_num().any()) for potential in potentials):
+        return ()
+    return (
+        "no sample is more foreign than another: all values are 0, as where source and target are "
+        "the same samples",
+    )

@@ -31,7 +31,7 @@ from otdd_flash.divergence import Divergence, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import Values
 from otdd_flash.ops import resolve_device
-from otdd_flash.potentials import debiased_potentials
+from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_name, versions
@@ -93,12 +93,6 @@ def value_steps(
     by_class = _class_means(rest, labels, weights)[labels]
     parts = [whole[kept], looks[kept], by_class, rest - by_class]
     placed = [_placed(_calibrated(part, weights), kept, len(src)) for part in parts]
-    notes = notes_of([(x, y)])
-    if not placed[0].nan_to_num().any():
-        notes += (
-            "all values are 0: no sample is more foreign than another, as where source and target "
-            "are the same samples",
-        )
     return Values(
         # classes without weight have rows in the values too
         source=replace(x.summary, classes=src.classes, class_names=src.class_names),
@@ -117,7 +111,7 @@ def value_steps(
         seconds={"total": time.perf_counter() - begin},
         device=device_name(device),
         versions=versions(),
-        notes=notes,
+        notes=notes_of([(x, y)]) + equal_note(placed[0]),
     )
 
 

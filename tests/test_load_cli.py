@@ -156,9 +156,8 @@ def test_mixed_spaces_end_in_one_line_with_a_way_out(here):
     write_images(here / "set", {f"{'ab'[k % 2]}/{k}.png": noise(8, 8, 3, seed=k) for k in range(6)})
     refused(run("compute", "set", "mnist-mini"), "8 x 8 (rgb, 192 features)",
             "28 x 28 (grey, 784 features)", "--image-size 8")  # fmt: skip
-    refused(
-        run("compute", "sklearn:wine", "sklearn:iris"), "13 feature columns", "--encoder pca:10"
-    )
+    refused(run("compute", "sklearn:wine", "sklearn:iris"), "13 feature columns", "--encoder pca:4")
+    refused(run("compute", "iris", "mnist-mini"), "did you mean sklearn:iris?")
     refused(run("compute", "nowhere/set", "mnist-mini"), "nowhere/set: no such file or folder")
     refused(
         run("compute", "mnits", "mnist-mini"), "did you mean mnist?", "or give a file, a folder"

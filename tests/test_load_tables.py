@@ -266,7 +266,7 @@ def test_tables_of_other_columns_name_the_ways_out(tmp_path):
         together(one, two)
     for piece in (
         "b.parquet has 4: a.parquet lacks 'e'; b.parquet lacks 'd'",
-        "keep the 3 they share with features", "encoder='pca:10' (--encoder pca:10)",
+        "keep the 3 they share with features", "encoder='pca:4' (--encoder pca:4)",
     ):  # fmt: skip
         assert piece in str(caught.value)
     a, b = together(one, two, features=["a", "b", "c"])

@@ -189,7 +189,7 @@ def test_runs_of_others_are_refused(sets, tmp_path):
     changed = named(dataset(30, 3, 9), "a")
     with pytest.raises(otdd.SettingsError, match="datasets.a.sha256 differs"):
         otdd.matrix([changed, sets[1]], SETTINGS, out=tmp_path, resume=True)
-    with pytest.raises(otdd.SettingsError, match="datasets.c was None, now"):
+    with pytest.raises(otdd.SettingsError, match="datasets.c is new"):
         otdd.matrix(sets[:3], SETTINGS, out=tmp_path, resume=True)
 
 

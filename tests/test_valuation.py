@@ -128,6 +128,8 @@ def test_values_of_the_same_samples_are_0_and_say_so():
     x, y = dataset(15, 3, 4), dataset(18, 3, 5)
     found = otdd.value(x, x, EXACT)
     assert not found.value.any() and "all values are 0" in found.notes[0]
+    assert "all values are 0" in otdd.explain(x, x, EXACT).notes[0]
+    assert not otdd.explain(x, y, EXACT).notes
     assert not otdd.value(x, y, EXACT).notes
 
 

@@ -23,7 +23,7 @@ from otdd_flash.datasets.represent import represent_steps
 from otdd_flash.datasets.sampling import drawn_rows, sample
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.sklearn_sets import PREFIX as SKLEARN
-from otdd_flash.datasets.sklearn_sets import read_sklearn
+from otdd_flash.datasets.sklearn_sets import known_sklearn, read_sklearn
 from otdd_flash.errors import DataError, DatasetNotFoundError, OTDDError
 from otdd_flash.sinkhorn import finish
 from otdd_flash.types import LabelledDataset, Progress
@@ -213,6 +213,8 @@ def _resolve(spec: Any, label: str | None, settings: LoadSettings) -> RawDataset
     text = str(spec)
     if isinstance(spec, Path) or os.sep in text or text.lower().endswith(SUFFIXES):
         raise DatasetNotFoundError(f"{text}: no such file or folder (in {Path.cwd()})")
+    if text in known_sklearn():
+        raise DatasetNotFoundError(f"unknown dataset {text!r}; did you mean {SKLEARN}{text}?")
     try:
         find_entry(text)
     except OTDDError as error:

@@ -15,7 +15,7 @@ from otdd_flash.datasets.ranges import told_ranges
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.scaling import standardised, table_points
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.datasets.shared import same_columns
+from otdd_flash.datasets.shared import pca_hint, same_columns
 from otdd_flash.errors import DataError
 from otdd_flash.samples import Arrays, Images, Rows, Texts
 from otdd_flash.types import LabelledDataset, Progress
@@ -169,7 +169,7 @@ def check_spaces(found: Sequence[Points]) -> None:
             raise DataError(
                 f"{found[0][0].name} has {first.numel():,} features a sample {tuple(first)}, "
                 f"{raw.name} has {other.numel():,} {tuple(other)}; encode both alike, for example "
-                "with encoder='pca:10' (--encoder pca:10)"
+                f"with {pca_hint(first.numel(), other.numel())}"
             )
 
 

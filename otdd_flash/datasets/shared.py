@@ -39,6 +39,12 @@ def same_columns(raws: Sequence[RawDataset]) -> bool:
     return all(other == kinds[0] for other in kinds[1:])
 
 
+def pca_hint(*features: int) -> str:
+    """Say how datasets of these numbers of features get one space of their components."""
+    count = min(10, *features)
+    return f"encoder='pca:{count}' (--encoder pca:{count})"
+
+
 def check_columns(raws: Sequence[RawDataset]) -> None:
     """Refuse tables that do not share their columns and the kinds of these."""
     first = raws[0]
@@ -61,7 +67,7 @@ def check_columns(raws: Sequence[RawDataset]) -> None:
             raise DataError(
                 f"{first.name} has {len(here.names)} feature columns, {other.name} has "
                 f"{len(there.names)}: {'; '.join(lacking)}; {way}bring both to a space of one "
-                "size with encoder='pca:10' (--encoder pca:10)"
+                f"size with {pca_hint(len(here.names), len(there.names))}"
             )
         for name in here.names:
             kinds = [kind_of(schema.field(name).type) for schema in (here, there)]
