@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.errors import DataError, SettingsError
+from otdd_flash.inputs import check_datasets
 from otdd_flash.ops import CostOperator, make_clouds, make_operator
 from otdd_flash.types import LabelledDataset
 from otdd_flash_kernels.pair import CostPair, bilinear
@@ -61,8 +62,10 @@ def check_dimensions(src: LabelledDataset, tgt: LabelledDataset) -> None:
     What scales or projects datasets together leaves one mark in the provenance of all of them.
 
     Raises:
-        DataError: naming both datasets and both counts, or how to bring them into one space.
+        DataError: naming both datasets and both counts, or how to bring them into one space; or
+            what is no dataset.
     """
+    check_datasets((src, tgt))
     if src.dimension != tgt.dimension:
         raise DataError(
             f"{src.name} has {src.dimension} features a sample {src.sample_shape}, {tgt.name} has "

@@ -28,6 +28,7 @@ from otdd_flash.cost import check_dimensions
 from otdd_flash.divergence import Divergence, Term, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import CostSplit, Explanation, PairValue, SamplePair
+from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.potentials import debiased_potentials, equal_note
@@ -74,7 +75,7 @@ def explain_steps(
     pairs: int = 20,
 ) -> Generator[Progress, None, Explanation]:
     """Compute as :func:`explain` does, yielding progress to whoever shows it."""
-    begin, settings = time.perf_counter(), settings or OTDDSettings()
+    begin, settings = time.perf_counter(), given_or_default(settings, OTDDSettings)
     if not is_integer(pairs) or pairs < 0:
         raise SettingsError(f"pairs is {shown(pairs)}, expected an integer >= 0")
     check_dimensions(src, tgt)
@@ -141,7 +142,8 @@ def entropies(
 ) -> Tensor:  # (V,) in bits, 0 for rows without mass
     """Return the entropy of where the mass of each row goes."""
     share = mass / mass.sum(1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
-    return -torch.special.xlogy(share, share).sum(1) / torch.log(torch.tensor(2.0))
+    # from 0, which has a sign: the entropy of one class is not -0
+    return (0.0 - torch.special.xlogy(share, share).sum(1)) / torch.log(torch.tensor(2.0))
 
 
 def _centred(potential: Tensor, weights: Tensor) -> Tensor:  # (n,), NaN without weight

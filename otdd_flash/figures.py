@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from otdd_flash.errors import SettingsError
 from otdd_flash.files import written_whole
 from otdd_flash.png import ON_LIGHT, write_png
 from otdd_flash.results import printable
@@ -49,8 +50,15 @@ def drawn(
     """Draw into a figure, or into a new one that is written: whole, or not at all.
 
     Raises:
+        SettingsError: a file whose name ends in no kind of picture.
         OSError: the file cannot be written.
     """
+    if not isinstance(path_or_figure, Figure):
+        kind = Path(path_or_figure).suffix.lstrip(".").lower() or "png"
+        if kind not in FigureCanvasAgg.get_supported_filetypes():
+            raise SettingsError(
+                f"{path_or_figure}: pictures end in .png, .pdf or .svg, not in .{kind}"
+            )
     with rc_context({"font.family": _fonts()}):
         if isinstance(path_or_figure, Figure):
             draw(path_or_figure)
@@ -58,7 +66,6 @@ def drawn(
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
-    kind = Path(path_or_figure).suffix.lstrip(".").lower() or "png"
     with written_whole(path_or_figure) as file:
         if kind == "png":
             write_png(figure, file, DPI, coloured)

@@ -13,6 +13,7 @@ from torch import Tensor
 from otdd_flash.confidence import Confidence
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import MatrixResult, PairValue
+from otdd_flash.inputs import check_datasets, given_or_default
 from otdd_flash.ops import resolve_devices
 from otdd_flash.pairfolder import PairFolder, description
 from otdd_flash.pairs import pair_steps, unique_names
@@ -67,7 +68,9 @@ def matrix_steps(
     resume: bool = False,
 ) -> Generator[Progress, None, MatrixResult]:
     """Compute as :func:`matrix` does, yielding progress to whoever shows it."""
-    settings, confidence = settings or OTDDSettings(), confidence or Confidence()
+    settings = given_or_default(settings, OTDDSettings)
+    confidence = given_or_default(confidence, Confidence)
+    check_datasets(datasets)
     count = len(datasets)
     if count < 2:
         raise SettingsError(f"{count} dataset(s) arrived; a matrix needs two or more")

@@ -32,6 +32,7 @@ from otdd_flash.divergence import (
     warn_unconverged,
 )
 from otdd_flash.errors import SettingsError
+from otdd_flash.inputs import given_or_default
 from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
@@ -127,10 +128,10 @@ def distance(
         steps(
             src,
             tgt,
-            settings or given,
+            given if settings is None else given_or_default(settings, OTDDSettings),
             start=start,
             differentiable=differentiable,
-            confidence=confidence,
+            confidence=given_or_default(confidence, Confidence),
         )
     )
 

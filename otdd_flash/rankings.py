@@ -11,6 +11,7 @@ from otdd_flash.checks import shown
 from otdd_flash.confidence import Confidence
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import RankedSource, Ranking
+from otdd_flash.inputs import check_datasets, given_or_default
 from otdd_flash.ops import resolve_devices
 from otdd_flash.pairs import pair_steps, unique_names
 from otdd_flash.sinkhorn import finish
@@ -64,7 +65,10 @@ def rank_steps(
     devices: Sequence[str] | str | None = None,
 ) -> Generator[Progress, None, Ranking]:
     """Compute as :func:`rank` does, yielding progress to whoever shows it."""
-    settings, confidence = settings or OTDDSettings(), confidence or Confidence()
+    settings = given_or_default(settings, OTDDSettings)
+    confidence = given_or_default(confidence, Confidence)
+    check_datasets(sources)
+    check_datasets([target])
     if not sources:
         raise SettingsError("no sources arrived; rank needs one or more")
     machines = resolve_devices(devices, settings.device)

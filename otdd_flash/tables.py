@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from otdd_flash.confidence import LEVEL
 from otdd_flash.findings import (
     CostSplit,
     Explanation,
@@ -87,8 +88,8 @@ def matrix_text(result: MatrixResult) -> str:
             [name, *(f"{value:.4g}" for value in row)]
             for name, row in zip(names, result.distance.tolist(), strict=True)
         ]
-        width = max(12, HEADS // count)
-        table = grid(["distance", *(clipped(name, width) for name in names)], body)
+        head = max(12, HEADS // count)
+        table = grid(["distance", *(clipped(name, head) for name in names)], body)
     else:
         body = []
         for k, row in enumerate(result.distance.tolist()):
@@ -102,10 +103,9 @@ def matrix_text(result: MatrixResult) -> str:
         *_asked(result.settings, result.epsilon, "the mean cost of all pairs"),
     ]
     if result.half_width is not None:
-        text = f"squared +- {float(result.half_width.max()):.2g} at most"
-        rows.append(
-            ("bootstrap", f"{text} (95% of {result.resamples} resamples, seed {result.seed})")
-        )
+        width = f"squared +- {float(result.half_width.max()):.2g} at most"
+        resamples = f"{result.resamples} resamples, seed {result.seed}"
+        rows.append(("bootstrap", f"{width} ({LEVEL:.0%} of {resamples})"))
     rows += _floors(result.names, result.noise_floor)
     rows += _drawn(result.datasets) + _last(result.seconds, result.device, result.notes)
     return f"{table}\n\n{_rows(rows)}"

@@ -30,6 +30,7 @@ from otdd_flash.cost import check_dimensions
 from otdd_flash.divergence import Divergence, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.findings import Values
+from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
@@ -67,7 +68,7 @@ def value_steps(
     settings: OTDDSettings | None = None,
 ) -> Generator[Progress, None, Values]:
     """Compute as :func:`value` does, yielding progress to whoever shows it."""
-    begin, settings = time.perf_counter(), settings or OTDDSettings()
+    begin, settings = time.perf_counter(), given_or_default(settings, OTDDSettings)
     check_dimensions(src, tgt)
     if int((src.weights > 0).sum()) < 2:
         raise SettingsError(

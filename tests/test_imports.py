@@ -22,6 +22,7 @@ FLOORS = (
         "otdd_flash.checks",
         "otdd_flash.labels",
         "otdd_flash.types",
+        "otdd_flash.inputs",
     ),
     ("otdd_flash.ops",),
     ("otdd_flash.cost",),

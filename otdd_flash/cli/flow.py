@@ -155,6 +155,9 @@ def _walk(walk: Flow, record: Record, bars: Bars, tell: Callable[[str], None]) -
 
 def table(summary: dict[str, Any]) -> str:
     """Return what came of a flow, for people."""
+    from otdd_flash.results import clipped
+    from otdd_flash.tables import NAME, grid
+
     first, last = summary["value"]
     low, high = summary["final"]["squared_bounds"]
     n, m = summary["samples"]
@@ -172,11 +175,13 @@ def table(summary: dict[str, Any]) -> str:
         ("where", f"{summary['backend']}; the cost moved points by {summary['moved']:.2g} (rms)"),
     ]
     lines = [f"{name:<12}{text}" for name, text in rows]
-    width = max(12, *(len(entry["source"]) for entry in summary["classes"]))
-    lines += ["", f"{'class':<{width}}  {'went to':<14}{'share':>7}   closest law"]
-    for entry in summary["classes"]:
-        lines.append(
-            f"{entry['source']:<{width}}  {entry['by_mass']:<14}{entry['share']:>7.1%}   "
-            f"{entry.get('by_law', '-')}"
+    body = [
+        (
+            clipped(entry["source"], NAME),
+            clipped(entry["by_mass"], NAME),
+            f"{entry['share']:.1%}",
+            clipped(entry.get("by_law", "-"), NAME),
         )
-    return "\n".join(lines)
+        for entry in summary["classes"]
+    ]
+    return "\n".join([*lines, "", grid(("class", "went to", "share", "closest law"), body)])

@@ -30,6 +30,7 @@ from otdd_flash.flows.modes import Attached, Features, Scene, Tied
 from otdd_flash.flows.optimizers import Mover
 from otdd_flash.flows.settings import FlowSettings, FlowState, described, float_type
 from otdd_flash.flows.terms import Evaluation, Terms, Trail
+from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.prepared import prepare_steps, units
 from otdd_flash.sinkhorn import finish
@@ -69,7 +70,7 @@ def flow(
 
     Memory: the points and a few copies of them, and what the divergence takes.
     """
-    return Flow(src, tgt, settings or FlowSettings(), start)
+    return Flow(src, tgt, given_or_default(settings, FlowSettings), start)
 
 
 class Flow(Iterator[FlowState]):

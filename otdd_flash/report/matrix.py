@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from matplotlib.figure import Figure
 
+from otdd_flash.confidence import LEVEL
 from otdd_flash.errors import DataError
 from otdd_flash.findings import MatrixResult
 from otdd_flash.maps import plot_map, plot_tree
@@ -138,12 +139,8 @@ def _evidence(result: MatrixResult) -> list[tuple[str, str]]:
         ("where", conventions(result.settings)),
     ]
     if result.half_width is not None:
-        rows.append(
-            (
-                "bootstrap",
-                f"95% intervals of squared, {result.resamples} resamples, seed {result.seed}",
-            )
-        )
+        resamples = f"{result.resamples} resamples, seed {result.seed}"
+        rows.append(("bootstrap", f"{LEVEL:.0%} intervals of squared, {resamples}"))
     floors = zip(result.names, result.noise_floor, strict=False)
     rows += [("noise", f"floor of {name}: {floor_text(floor)}") for name, floor in floors]
     return [*rows, *(("note", note) for note in result.notes)]

@@ -25,7 +25,7 @@ def write_report(
     of more the 200 pairs that carry most mass, or are nearest.
 
     Raises:
-        DataError: datasets that the result is not of.
+        DataError: a result of another kind, or datasets that the result is not of.
         OSError: the file cannot be written; what was there before stays.
     """
     _page(result, datasets).write(path)
@@ -36,6 +36,10 @@ def _page(
 ) -> Page:
     if isinstance(result, MatrixResult):
         return matrix_page(result, datasets)
+    if not isinstance(result, (OTDDResult, Explanation)):
+        raise DataError(
+            f"{type(result).__name__} has no page; expected a result of distance, explain or matrix"
+        )
     if len(datasets) not in (0, 2):
         raise DataError(
             f"{len(datasets)} dataset(s) arrived, the result is of {result.source.name} and "
