@@ -142,7 +142,10 @@ def test_counts_and_values_are_checked(tmp_path):
         "labels have shape (12, 2), expected (12,): one a sample; of one-hot",
         write(path, x=X, y=X[:, :2]),
     )
-    refused(DataError, "holds no samples, expected one", write(path, x=X[:0], y=Y[:0]))
+    refused(DataError, "no samples arrived (shape (0, 4))", write(path, x=X[:0], y=Y[:0]))
+    refused(DataError, "no samples arrived (shape ())", write(path, x=np.float64(3), y=Y))
+    torch.save(torch.tensor(3.0), tmp_path / "c.pt")
+    refused(DataError, "no samples arrived (shape ())", tmp_path / "c.pt", labels="none")
     (tmp_path / "b.json").write_text("{}")
     refused(DataError, "b.json: no known kind of file, expected one of .csv", tmp_path / "b.json")
 
@@ -156,3 +159,31 @@ def test_a_lone_file_has_no_splits_to_choose(tmp_path):
         labels="none",
         split="test",
     )
+
+
+def test_arrays_that_are_passed_over_are_announced(tmp_path):
+    path = write(tmp_path / "a.npz", x=X, points=X + 1, y=Y, labels=2 - Y)
+    found = load(path)
+    holds(found, X + 1, 2 - Y)
+    assert (
+        announced(found) == "points are 'points'; 'x' left out; labels are 'labels'; 'y' left out"
+    )
+    assert announced(load(path, features="x", label="y")).startswith("points are 'x'; 'points'")
+    assert announced(load(write(path, x=X, y=Y, x_test=X, y_test=Y))) == ""
+    refused(LabelError, "1 of 3 labels are missing", write(path, x=X[:3], y=["a", "-1", "b"]))
+
+
+@pytest.mark.parametrize(
+    "header", ["[]", "{", '{"class_names": 3}', '{"provenance": 3}', '{"class_names": "ab"}']
+)
+def test_headers_that_are_not_ours_are_damage(tmp_path, header):
+    path = tmp_path / "a.safetensors"
+    save_file({"x": X, "y": Y}, path, {"otdd_flash": header})
+    refused(DataError, "a.safetensors: not a whole safetensors file", path)
+
+
+def test_pickles_that_are_none_are_damage(tmp_path):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"\x80junk")
+    with pytest.warns(UserWarning, match="pickle protocol"):
+        refused(DataError, "a.pt: not a whole torch file", path)

@@ -124,7 +124,7 @@ def test_every_command_takes_files_scaled_together(here, command):
     done = run(name, *words, "--label", "kind", "--json")
     assert done.exit_code == 0, done.output
     assert done.stderr.count("2 numeric columns standardised over all 2 datasets") == 2
-    assert done.stderr.count("1 column of categories one-hot in 2 features") == 2
+    assert done.stderr.count("1 column of categories ('colour') one-hot in 2 features") == 2
     text = json.dumps(json.loads(done.stdout))
     assert "a.csv" in text and "b.csv" in text
     # names of classes are kept and shown

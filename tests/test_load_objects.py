@@ -1,6 +1,7 @@
 """Python objects: pairs, tables, torch, Hugging Face, streams; and labels of every kind."""
 
 import math
+import warnings
 
 import datasets as hf
 import numpy as np
@@ -78,8 +79,13 @@ def test_quantities_are_binned_at_their_quantiles():
     expected = [f"{a:.6g} to {b:.6g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
     assert list(binned.class_names) == expected
     assert announced(binned) == "labels binned at their quantiles into 3 classes"
-    few = load((X, np.repeat([0.0, 1.0], 6)), labels="quantiles:3")
-    assert few.classes < 3 and "3 were asked for, but the values repeat" in announced(few)
+    # values that repeat over several quantiles are a class of their own
+    for ones in (2, 6, 10):
+        zeros = 12 - ones
+        few = load((X, np.repeat([0.0, 1.0], [zeros, ones])), labels="quantiles:4")
+        assert few.labels.tolist() == [0] * zeros + [1] * ones
+        assert few.class_names[1] == "1" and few.class_names[0].startswith("0")
+        assert "into 2 classes (4 were asked for, but the values repeat)" in announced(few)
     # -1 is a number like any other here
     assert len(load((X, np.arange(12) - 1), labels="quantiles:2")) == 12
     refused(LabelError, "labels are classes, not numbers", (X, KINDS[Y]), labels="quantiles:3")
@@ -97,6 +103,11 @@ def test_clusters_are_found_where_there_are_some():
     assert announced(found) == "labels are 3 clusters found by k-means, seed 1"
     assert torch.equal(found.labels, load(x, labels="kmeans:3", seed=1).labels)
     refused(LabelError, "12 samples cannot form 13 clusters; ask for fewer", x, labels="kmeans:13")
+    twice = np.repeat(np.eye(2), 6, axis=0)
+    message = "k-means found 2 clusters of 3, since samples repeat; ask for fewer"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refused(LabelError, message, twice, labels="kmeans:3")
     for wrong in ("kmeans", "kmeans:0", "quantiles:x", "given:3", 3):
         refused(SettingsError, "expected given, none, kmeans:K or quantiles:K", x, labels=wrong)
 

@@ -166,7 +166,7 @@ def test_categories_are_one_hot_over_all_tables(tmp_path):
     # blue, green, red, then w
     holds(a, [[0, 0, 1, 1], [1, 0, 0, 2], [0, 0, 1, 3]], [0, 1, 0])
     holds(b, [[0, 1, 0, 5], [1, 0, 0, 4]], [0, 1])
-    assert announced(a) == "1 column of categories one-hot in 3 features"
+    assert announced(a) == "1 column of categories ('v') one-hot in 3 features"
     # two categories lie sqrt(2) apart
     assert torch.dist(a.points[0, :3].double(), a.points[1, :3].double()).item() == math.sqrt(2)
 
@@ -351,3 +351,73 @@ def test_the_benchmark_of_loading_in_small(tmp_path, monkeypatch):
         assert (found["samples"], found["features"], found["dtype"]) == (200, 784, "uint8")
         # sums of whole numbers are exact in float64
         assert found["mean"] == mean and found["peak_bytes"] > found["own_bytes"] > 0
+
+
+def test_text_tables_as_other_programs_write_them(tmp_path):
+    path = tmp_path / "a.csv"
+
+    def read(content, **options):
+        path.write_bytes(content)
+        return load(path, scale="none", **options)
+
+    # a byte order mark, quotes around a line break, returns alone, blanks around names
+    holds(read('\ufeff"a", label\n1,"x\ny"\n2,z\n'.encode()), [1, 2], [0, 1], ("x\ny", "z"))
+    holds(read(b"a,label\r1,x\r2,y\r"), [1, 2], [0, 1], ("x", "y"))
+    commas = read(b"a;b;label\n1,5;2;x\n-3,25;4;y\n")
+    holds(commas, [[1.5, 2], [-3.25, 4]], [0, 1])
+    assert announced(commas) == "decimal commas: 1,5 is read as 1.5"
+    holds(read(b"a;label\n1.5;x\n3;y\n"), [1.5, 3], [0, 1])
+    # one word makes a column one of categories: it is named
+    assert "1 column of categories ('a') one-hot" in announced(read(b"a,label\n1,x\nfoo,y\n"))
+    for bad in (
+        b"a,label\n1,caf\xe9\n",
+        b"a,label\ncaf\xe9,1\n",
+        "a,label\n1,2\n".encode("utf-16"),
+    ):
+        path.write_bytes(bad)
+        refused(DataError, "a.csv: is no UTF-8 text; convert it with iconv -t utf-8", path)
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    arrays = [pa.array([1, 2]), pa.array([3, 4]), pa.array(["x", "y"])]
+    for names in (["a", "a", "label"], ["a", "label", "label"]):
+        twice = pa.Table.from_arrays(arrays, names)
+        message = f"two columns are called {names[1]!r}; give each a name of its own"
+        refused(DataError, message, write(tmp_path / "a.parquet", twice))
+        path = tmp_path / "a.csv"
+        refused(DataError, message, csv(path, [names, (1, 3, "x"), (2, 4, "y")]))
+
+
+def test_labels_that_are_missing_are_none_whatever_the_rule(tmp_path):
+    path = tmp_path / "a.parquet"
+    for kind in (pa.int64(), pa.float64()):
+        values = pa.array([0, None, -1, 5], kind)
+        write(path, pa.table({"p": [1.0, 2.0, 3.0, 4.0], "label": values}))
+        refused(LabelError, "1 of 4 labels are missing", path, labels="quantiles:2")
+        refused(LabelError, "2 of 4 labels are missing", path)
+        options = {"drop_unlabelled": True, "scale": "none"}
+        holds(load(path, labels="quantiles:2", **options), [1, 3, 4], [1, 0, 1])
+        holds(load(path, **options), [1, 4], [0, 1], ("0", "5"))
+    # integers that float64 would round keep their digits beside a missing one
+    large = pa.table({"p": [1.0, 2.0, 3.0], "label": [2**60 + 1, None, 2**60]})
+    names = (str(2**60), str(2**60 + 1))
+    holds(load(write(path, large), **options), [1, 3], [1, 0], names)
+    for words in (["x", "", "-1"], [None, "-1", "x"]):
+        write(path, pa.table({"p": [1.0, 2.0, 3.0], "label": words}))
+        refused(LabelError, "2 of 3 labels are missing", path)
+
+
+def test_kinds_of_columns_that_stand_for_something_else():
+    import pandas as pd
+    import polars as pl
+
+    labels = pl.Series(["x", "y", None, "x"], dtype=pl.Categorical)
+    frame = pl.DataFrame({"p": [1.0, 2.0, 3.0, 4.0], "label": labels})
+    kept = load(frame, drop_unlabelled=True, scale="none")
+    holds(kept, [1, 2, 4], [0, 1, 0], ("x", "y"))
+    days = pd.DataFrame(
+        {"day": pd.period_range("2020", periods=2, freq="D"), "p": [1.0, 2.0], "label": [0, 1]}
+    )
+    periods = load(days, scale="none")
+    holds(periods, [1, 2], [0, 1])
+    assert "left out 'day' (neither numbers nor categories)" in announced(periods)

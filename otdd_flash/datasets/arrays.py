@@ -86,8 +86,11 @@ def _safetensors(path: Path) -> Archive:
     try:
         file = safe_open(path, framework="pt")
         header = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+        kinds = {"class_names": list, "provenance": dict}
+        if any(not isinstance(header.get(key, kind()), kind) for key, kind in kinds.items()):
+            raise ValueError("its header is not as it was written")
         return Archive(tuple(file.keys()), file.get_tensor, header)
-    except SafetensorError as error:
+    except (SafetensorError, AttributeError) as error:
         raise damaged(path, "safetensors", error) from error
 
 
@@ -102,7 +105,7 @@ def _torch(path: Path) -> Any:
             f"{path}: holds other objects than tensors, which are not read because they can run "
             "code; save a dict of tensors: torch.save({'points': x, 'labels': y}, path)"
         ) from error
-    except RuntimeError as error:
+    except Exception as error:  # a foreign file fails in as many ways as it likes
         raise damaged(path, "torch", error) from error
     if isinstance(content, Mapping):
         tensors = {str(k): v for k, v in content.items() if isinstance(v, (Tensor, list))}
@@ -132,9 +135,9 @@ def raw_arrays(
         LabelError: the labels asked for are not there.
     """
     points_name, labels_name, said = _chosen(archive, name, settings, label)
-    points = dense_points(archive.read(points_name), name)
+    points = sample_rows(archive.read(points_name), name)
     shape = archive.header.get("sample_shape")
-    if shape and len(points):
+    if shape:
         shape = check_sample_shape(shape, points[0].numel(), name)
         points = points.reshape(len(points), *shape)
     class_names = archive.header.get("class_names")
@@ -163,7 +166,7 @@ def _chosen(
         )
     points_name = _find(archive, wanted, POINTS, settings.split)
     labels_name = _find(archive, label, LABELS, settings.split)
-    said: list[str] = []
+    said = _passed_over(archive, points_name, labels_name, settings.split)
     if points_name is None or (labels_name is None and label is None):
         shapes = {key: np.shape(archive.read(key)) for key in archive.names}
         if points_name is None and wanted is None and settings.split == "train":
@@ -191,6 +194,27 @@ def _chosen(
     return points_name, labels_name, said
 
 
+def _passed_over(
+    archive: Archive, points: str | None, labels: str | None, split: str
+) -> list[str]:  # what to announce of arrays that go by a usual name too
+    said = []
+    for what, chosen, known in (("points", points, POINTS), ("labels", labels, LABELS)):
+        others = [n for n in _usual(archive, known, split) if n not in (points, labels)]
+        if chosen is not None and others:
+            listed = ", ".join(map(repr, others))
+            said.append(f"{what} are {chosen!r}; {listed} left out")
+    return said
+
+
+def _usual(archive: Archive, known: tuple[str, ...], split: str) -> list[str]:
+    """Return the arrays of a split that go by one of the usual names, the best first."""
+    by_name = {key.lower(): key for key in reversed(archive.names)}
+    forms = [form for key in known for form in (f"{key}_{split}", f"{split}_{key}")]
+    # without arrays of the split itself, the plain names are its training set
+    forms += known if split == "train" else ()
+    return [by_name[form] for form in forms if form in by_name]
+
+
 def _find(
     archive: Archive,
     asked: str | None,
@@ -200,11 +224,7 @@ def _find(
     """Return the name of an array: the one asked for, else one of the split, else a usual one."""
     if asked is not None:
         return asked if asked in archive.names else None
-    by_name = {key.lower(): key for key in reversed(archive.names)}
-    forms = [form for key in known for form in (f"{key}_{split}", f"{split}_{key}")]
-    # without arrays of the split itself, the plain names are its training set
-    forms += known if split == "train" else ()
-    return next((by_name[form] for form in forms if form in by_name), None)
+    return next(iter(_usual(archive, known, split)), None)
 
 
 def _names(archive: Archive) -> str:
@@ -220,7 +240,7 @@ def _lone(points: Any, path: Path, settings: LoadSettings, label: str | None) ->
         )
     if settings.features is not None:
         raise DataError(f"{path}: holds one array, features does not apply; drop it")
-    labels = None
+    points, labels = sample_rows(points, path.name), None
     if label is not None:
         beside = [p for p in (path.parent / label, Path(label).expanduser()) if p.is_file()]
         if not beside or beside[0].suffix != ".npy":
@@ -232,10 +252,22 @@ def _lone(points: Any, path: Path, settings: LoadSettings, label: str | None) ->
         labels = np.load(beside[0], allow_pickle=False)
     return RawDataset(
         path.name,
-        Arrays.of(dense_points(points, path.name)),
+        Arrays.of(points),
         None if labels is None else tidy_labels(labels, len(points), path.name),
         provenance={"source": str(path), "label": label},
     )
+
+
+def sample_rows(values: Any, name: str) -> Tensor:  # (n, ...)
+    """Return samples as a tensor.
+
+    Raises:
+        DataError: no numbers, or a single number, or no samples.
+    """
+    points = dense_points(values, name)
+    if points.ndim == 0 or not len(points):
+        raise DataError(f"{name}: no samples arrived (shape {tuple(points.shape)})")
+    return points
 
 
 def tidy_labels(labels: Any, n: int, name: str) -> np.ndarray:  # (n,)

@@ -18,12 +18,18 @@ from otdd_flash.samples import CHUNK
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# strings that stand for no label, as the number -1 does
+NO_WORDS = ("", "-1")
+
 
 def kind_of(kind: pa.DataType) -> str:
     """Return number, category, vector, image, or the type's own name for all else."""
     import pyarrow.types as t
 
-    kind = getattr(kind, "storage_type", kind)
+    stored = getattr(kind, "storage_type", None)
+    if stored is not None:
+        # arrays of datasets and of polars; numbers that stand for something else are none
+        return "vector" if kind_of(stored) == "vector" else str(kind)
     if t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind):
         return "number"
     if is_text(kind) or t.is_dictionary(kind):
@@ -67,9 +73,11 @@ def label_values(
         numbers = column.cast(pa.int8()).fill_null(-1).to_numpy()
         return numbers, ("False", "True")
     if t.is_integer(kind):
-        # uint64 labels beyond int64 are refused with their row where ids are made
-        filled = column.fill_null(-1) if column.null_count and not t.is_uint64(kind) else column
-        return filled.to_numpy(), None
+        # labels beyond int64 are refused with their row where ids are made
+        if column.null_count:
+            # no number stands for none: -1 may be a value that is to be binned
+            return _nan_for_none(column), None
+        return column.to_numpy(), None
     if t.is_floating(kind) or t.is_decimal(kind):
         return column.cast(pa.float64()).to_numpy(), None
     if not (is_text(kind) or t.is_dictionary(kind)):
@@ -81,9 +89,12 @@ def label_values(
         column = column.dictionary_encode()
     column = column.unify_dictionaries()
     words = column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
-    codes = np.concatenate([np.asarray(c.indices.fill_null(-1)) for c in column.chunks])
+    # signed, since polars numbers its categories without a sign
+    codes = np.concatenate(
+        [np.asarray(c.indices.cast(pa.int64()).fill_null(-1)) for c in column.chunks]
+    )
     # in sorted order, wherever a class comes first
-    order = sorted((word, k) for k, word in enumerate(words) if word is not None)
+    order = sorted((word, k) for k, word in enumerate(words) if word not in (None, *NO_WORDS))
     number = np.full(len(words) + 1, -1)
     names: list[str] = []
     for word, k in order:
@@ -91,6 +102,15 @@ def label_values(
             names.append(word)
         number[k] = len(names) - 1
     return number[codes], tuple(names)
+
+
+def _nan_for_none(column: pa.ChunkedArray) -> np.ndarray:  # (n,) of integers, some missing
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # integers that float64 would round
+        return np.array(column.to_pylist(), dtype=object)
 
 
 def vectors(

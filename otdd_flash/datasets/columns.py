@@ -46,6 +46,9 @@ def raw_table(
     if not len(frame):
         raise DataError(f"{name}: the table has no rows")
     names = list(frame.schema.names)
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise DataError(f"{name}: two columns are called {twice!r}; give each a name of its own")
     classes = class_labels(frame.schema)
     chosen, others = _label_column(names, set(classes), name, settings, label)
     said = []
@@ -97,7 +100,7 @@ def _label_column(
     settings: LoadSettings,
     label: str | None,
 ) -> tuple[str | None, list[str]]:  # the label column, and others that look like one
-    alike = [n for n in names if n in marked or n.lower() in LABEL_NAMES]
+    alike = [n for n in names if n in marked or n.strip().lower() in LABEL_NAMES]
     if label is not None:
         if label not in names:
             raise LabelError(
@@ -209,9 +212,10 @@ def _are_files(frame: Frame, column: str, base: Path | None) -> bool:
     if base is None:
         return False
     first = frame.take(np.arange(min(3, len(frame))), [column]).column(0).to_pylist()
-    if not all(isinstance(v, str) and v.lower().endswith(IMAGE_SUFFIXES) for v in first):
-        return False
-    return column == FILE_NAME or all((base / v).is_file() for v in first)
+    named = [isinstance(v, str) and v.lower().endswith(IMAGE_SUFFIXES) for v in first]
+    if column == FILE_NAME:
+        return any(named)
+    return all(named) and all((base / v).is_file() for v in first)
 
 
 def _listed(names: Sequence[str], without: str | None = None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.datasets.cells import NO_WORDS
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.errors import LabelError
@@ -56,9 +59,11 @@ def _without_missing(raw: RawDataset, settings: LoadSettings, minus_one: bool) -
     labels = raw.labels
     assert labels is not None
     if labels.dtype.kind == "O":
-        missing = np.array([is_missing(v) and (minus_one or v != -1) for v in labels], dtype=bool)
+        missing = np.array([_is_none(v, minus_one) for v in labels], dtype=bool)
     else:
         missing = np.zeros(len(labels), dtype=bool)
+        if labels.dtype.kind == "U":
+            missing |= np.isin(labels, NO_WORDS)
         if labels.dtype.kind == "f":
             missing |= np.isnan(labels)
         # strings come as numbers, and -1 where there is none
@@ -82,6 +87,12 @@ def _without_missing(raw: RawDataset, settings: LoadSettings, minus_one: bool) -
     return raw.take(np.flatnonzero(~missing), said, unlabelled=count)
 
 
+def _is_none(label: Any, minus_one: bool) -> bool:
+    if isinstance(label, str):
+        return label in NO_WORDS
+    return is_missing(label) and (minus_one or label != -1)
+
+
 def _fractional(labels: np.ndarray) -> bool:
     return labels.dtype.kind == "f" and bool((labels != np.round(labels)).any())
 
@@ -96,14 +107,19 @@ def _binned(raw: RawDataset, count: int) -> RawDataset:
     values = raw.labels.astype(np.float64)
     if not np.isfinite(values).all():
         raise LabelError(f"{raw.name}: labels hold infinity; drop those samples first")
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)))
-    if len(edges) < 2:
-        raise LabelError(f"{raw.name}: all labels are {values[0]:g}, there is nothing to bin")
-    ids = np.searchsorted(edges[1:-1], values, side="right")
-    used, ids = np.unique(ids, return_inverse=True)
-    names = [f"{edges[k]:.6g} to {edges[k + 1]:.6g}" for k in used]
+    low, high = values.min(), values.max()
+    if low == high:
+        raise LabelError(f"{raw.name}: all labels are {low:g}, there is nothing to bin")
+    cuts, times = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)), return_counts=True)
+    # a value that several quantiles share is a class of its own: the next one starts another
+    ends = [values[values > cut].min() for cut in cuts[times > 1] if cut < high]
+    inner = np.unique([*cuts[1:-1], *cuts[times > 1], *ends])
+    used, ids = np.unique(np.searchsorted(inner, values, side="right"), return_inverse=True)
+    edges = [float(edge) for edge in (low, *inner, high)]
+    ranges = [(edges[k], edges[k + 1]) for k in used]
+    names = [_range(f"{start:.6g}", f"{stop:.6g}") for start, stop in ranges]
     if len(set(names)) < len(names):
-        names = [f"{edges[k]!r} to {edges[k + 1]!r}" for k in used]
+        names = [_range(repr(start), repr(stop)) for start, stop in ranges]
     said = f"labels binned at their quantiles into {len(names)} classes"
     if len(names) < count:
         said += f" ({count} were asked for, but the values repeat)"
@@ -115,6 +131,10 @@ def _binned(raw: RawDataset, count: int) -> RawDataset:
         provenance={**raw.provenance, "labels": f"quantiles:{count}"},
         origin=None,
     )
+
+
+def _range(start: str, stop: str) -> str:
+    return start if start == stop else f"{start} to {stop}"
 
 
 def clustered(
@@ -129,17 +149,36 @@ def clustered(
     three times each.
 
     Raises:
-        LabelError: fewer samples than clusters.
+        LabelError: fewer samples, or fewer different ones, than clusters.
     """
-    from sklearn.cluster import KMeans, MiniBatchKMeans
-
     n = points.shape[0]
     if count > n:
         raise LabelError(f"{name}: {n:,} samples cannot form {count:,} clusters; ask for fewer")
+    with warnings.catch_warnings():
+        # the error below says it
+        warnings.filterwarnings("ignore", "Number of distinct clusters")
+        found = _k_means(points, count, seed)
+    held = len(np.unique(found))
+    if held < count:
+        raise LabelError(
+            f"{name}: k-means found {held:,} clusters of {count:,}, since samples repeat; ask for "
+            "fewer"
+        )
+    return torch.from_numpy(found.astype(np.int64))
+
+
+def _k_means(
+    points: Tensor,  # (n, d)
+    count: int,
+    seed: int,
+) -> np.ndarray:  # (n,) 0..count-1
+    """Return scikit-learn's clusters, of all samples at once or of batches."""
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+
+    n = points.shape[0]
     if points.numel() <= CLUSTER_ENTRIES:
         rows = points.to("cpu", torch.float32).numpy()
-        found = KMeans(count, n_init="auto", random_state=seed).fit_predict(rows)
-        return torch.from_numpy(found.astype(np.int64))
+        return KMeans(count, n_init="auto", random_state=seed).fit_predict(rows)
     size = max(CLUSTER_BATCH, 4 * count)
     model = MiniBatchKMeans(count, batch_size=size, random_state=seed)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
@@ -149,4 +188,4 @@ def clustered(
             batch = points[order[start : start + size].to(points.device)]
             model.partial_fit(batch.to("cpu", torch.float32).numpy())
     parts = [model.predict(p.to("cpu", torch.float32).numpy()) for p in points.split(size)]
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+    return np.concatenate(parts)

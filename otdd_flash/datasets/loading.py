@@ -197,6 +197,8 @@ def _resolve(spec: Any, label: str | None, settings: LoadSettings) -> RawDataset
         return raw_of(spec)
     if not isinstance(spec, (str, Path)):
         return read_object(spec, settings, label)
+    if spec == "":
+        raise DatasetNotFoundError("the dataset's name is empty; give a name, a file or a folder")
     for text, split in _readings(str(spec)):
         chosen = replace(settings, split=split) if split else settings
         if text.startswith(HUB):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import dense_points, shown
-from otdd_flash.datasets.arrays import Archive, raw_arrays, tidy_labels
+from otdd_flash.checks import shown
+from otdd_flash.datasets.arrays import Archive, raw_arrays, sample_rows, tidy_labels
 from otdd_flash.datasets.columns import raw_table
 from otdd_flash.datasets.frames import TableFrame
 from otdd_flash.datasets.hub import raw_hugging_face, split_of
@@ -52,7 +52,7 @@ def read_object(value: Any, settings: LoadSettings, label: str | None) -> RawDat
         return raw_arrays(found, name, settings, label, source=name)
     if isinstance(value, (Tensor, np.ndarray, list)):
         return RawDataset(name, samples_of(value, name), None, provenance={"source": name})
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, tuple, set)):
         return _stream(value, settings, label)
     raise DatasetNotFoundError(
         f"cannot load {shown(value)}, a {name}; expected a dataset name or a LabelledDataset, a "
@@ -113,10 +113,7 @@ def samples_of(values: Any, name: str) -> Samples:
         for kind, make in (((str,), Texts), ((Path, Image), Images)):
             if all(isinstance(v, kind) for v in values):
                 return make(lambda chosen: [values[k] for k in chosen], rows)
-    points = dense_points(values, name)
-    if points.ndim == 0 or not len(points):
-        raise DataError(f"{name}: no samples arrived (shape {tuple(points.shape)})")
-    return Arrays.of(points)
+    return Arrays.of(sample_rows(values, name))
 
 
 def _stream(stream: Iterable[Any], settings: LoadSettings, label: str | None) -> RawDataset:

@@ -105,8 +105,8 @@ def _missing(column: Column, k: int) -> np.ndarray:  # (n,) bool
 class Survey:
     """What a first pass over the columns finds."""
 
-    columns: int
-    numbers: int  # columns of numbers; the others are categories
+    numbers: int  # columns of numbers
+    categories: list[str]  # names of the other ones
     width: int  # features: a number is one, a category one a value
     plain: bool  # whether all values are whole numbers of 0 to 255
     holes: list[dict[str, int]]  # a table each: missing entries of the columns that have some
@@ -116,10 +116,13 @@ class Survey:
 def _survey(columns: Iterator[Column], raws: Sequence[RawDataset]) -> Survey:
     holes: list[dict[str, int]] = [{} for _ in raws]
     whole = [np.ones(len(raw), dtype=bool) for raw in raws]
-    count, numbers, width, plain = 0, 0, 0, True
+    numbers, width, plain = 0, 0, True
+    categories = []
     for column in columns:
-        count += 1
-        numbers += column.words is None
+        if column.words is None:
+            numbers += 1
+        else:
+            categories.append(column.name)
         width += 1 if column.words is None else len(column.words)
         plain = plain and column.words is None and all(map(_bytes, column.values))
         for k in range(len(raws)):
@@ -127,7 +130,7 @@ def _survey(columns: Iterator[Column], raws: Sequence[RawDataset]) -> Survey:
             if missing.any():
                 holes[k][column.name] = int(missing.sum())
                 whole[k] &= ~missing
-    return Survey(count, numbers, width, plain, holes, whole)
+    return Survey(numbers, categories, width, plain, holes, whole)
 
 
 def _without_missing(
@@ -144,7 +147,7 @@ def _without_missing(
             listed = ", ".join(f"{name!r}: {count:,}" for name, count in worst[:LISTED])
             raise DataError(
                 f"{raw.name}: {total:,} {'entry is' if total == 1 else 'entries are'} missing in "
-                f"{len(worst)} of {survey.columns} columns ({listed}"
+                f"{len(worst)} of {survey.numbers + len(survey.categories)} columns ({listed}"
                 f"{', ...' if len(worst) > LISTED else ''}); drop those rows with "
                 "missing='drop' (--missing drop), or fill them with 'mean' or 'median'"
             )
@@ -206,9 +209,14 @@ def _announcement(survey: Survey, tables: int, scaled: bool, alone: bool) -> lis
         over = "its own samples" if tables == 1 else f"all {tables} datasets"
         more = " (load_together scales several alike)" if alone else ""
         said.append(f"{_counted(survey.numbers, 'numeric column')} standardised over {over}{more}")
-    if categories := survey.columns - survey.numbers:
-        shown = survey.width - survey.numbers
-        said.append(f"{_counted(categories, 'column')} of categories one-hot in {shown:,} features")
+    if survey.categories:
+        # named, since one word among numbers makes their column one of categories
+        named = ", ".join(map(repr, survey.categories[:LISTED]))
+        named += ", ..." if len(survey.categories) > LISTED else ""
+        said.append(
+            f"{_counted(len(survey.categories), 'column')} of categories ({named}) one-hot in "
+            f"{survey.width - survey.numbers:,} features"
+        )
     return said
 
 

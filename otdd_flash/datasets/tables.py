@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import mmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from otdd_flash.datasets.cells import kind_of
 from otdd_flash.datasets.frames import Frame, ParquetFrame, TableFrame
 from otdd_flash.datasets.raw import check_file, damaged
 from otdd_flash.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TEXTS, LINES = (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".jsonl", ".ndjson")
 PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
@@ -68,29 +72,44 @@ def read_csv(
     tab = path.name.lower().removesuffix(".gz").endswith(".tsv")
     marks = {mark: first.count(mark) for mark in ("\t,;" if tab else ",;\t")}
     delimiter = max(marks, key=lambda mark: marks[mark])
-    cells = next(csv.reader(io.StringIO(first), delimiter=delimiter), [])
-    names = [f"c{k}" for k in range(len(cells))] if cells and all(map(_number, cells)) else None
-    if names is None and len(set(cells)) < len(cells):
-        twice = next(cell for cell in cells if cells.count(cell) > 1)
-        raise DataError(
-            f"{path}: two columns are called {twice!r}; the first line must name the columns"
-        )
-    try:
-        packed = "gzip" if path.suffix.lower() == ".gz" else None
-        table = arrow_csv.read_csv(
+    packed = "gzip" if path.suffix.lower() == ".gz" else None
+
+    def read(names: list[str] | None, point: str) -> pa.Table:
+        return arrow_csv.read_csv(
             pa.input_stream(str(path), packed),
             read_options=arrow_csv.ReadOptions(column_names=names),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
-                null_values=list(NULLS), strings_can_be_null=True
+                null_values=list(NULLS), strings_can_be_null=True, decimal_point=point
             ),
         )
-    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+
+    try:
+        cells = next(csv.reader([first], delimiter=delimiter), [])
+        names = [f"c{k}" for k in range(len(cells))] if cells and all(map(_number, cells)) else None
+        table = read(names, ".")
+        said = [f"no header line, columns are called c0 to c{len(cells) - 1}"] if names else []
+        if delimiter == ";" and any(map(pa.types.is_string, table.schema.types)):
+            # where commas are decimal points, semicolons stand between the cells
+            other = read(names, ",")
+            if _numbers(other) > _numbers(table):
+                table = other
+                said.append("decimal commas: 1,5 is read as 1.5")
+    except (pa.ArrowException, csv.Error, OSError, ValueError, EOFError) as error:
         raise damaged(path, "CSV", error) from error
+    if pa.binary() in table.schema.types:
+        raise _no_utf8(path)
     if table.num_rows == 0:
         raise DataError(f"{path}: holds a header and no rows")
-    said = f"no header line, columns are called c0 to c{len(cells) - 1}" if names else ""
-    return TableFrame(table), said
+    return TableFrame(table), "; ".join(said)
+
+
+def _numbers(table: pa.Table) -> int:
+    return sum(kind_of(kind) == "number" for kind in table.schema.types)
+
+
+def _no_utf8(path: Path) -> DataError:
+    return DataError(f"{path}: is no UTF-8 text; convert it with iconv -t utf-8")
 
 
 def read_json_lines(path: Path) -> TableFrame:
@@ -108,9 +127,11 @@ def read_json_lines(path: Path) -> TableFrame:
 def _first_line(path: Path) -> str:
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            return file.readline(1 << 24).decode("utf-8-sig").rstrip("\r\n")
+            line = file.readline(1 << 24).decode("utf-8-sig").rstrip("\r\n")
+            # of lines that end in a carriage return alone the first one
+            return line.partition("\r")[0]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is no UTF-8 text; convert it with iconv -t utf-8") from error
+        raise _no_utf8(path) from error
     except (OSError, EOFError) as error:
         raise damaged(path, "CSV", error) from error
 
