@@ -2,6 +2,8 @@
 
 import io
 import json
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -298,3 +300,57 @@ def test_encoded_images_in_columns(tmp_path):
     holds(load(tmp_path / "a.parquet"), noise(3, 6, 7, 3).transpose(0, 3, 1, 2), [0, 1, 1])
     pq.write_table(pa.table({"image": [cells[0], None], "label": [0, 1]}), tmp_path / "b.parquet")
     refused(DataError, "row 1 has no image; drop that row first", tmp_path / "b.parquet")
+
+
+def test_colours_of_sixteen_bits_are_refused(tmp_path):
+    """Pillow would drop the lower half of each number without a word."""
+    rows = [b"\0" + noise(6 * 3).tobytes() for _ in range(3)]
+
+    def chunk(name, content):
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + check
+
+    path = folder(tmp_path / "set", noise(5, 3, 3, 3))
+    (path / "ant" / "wide.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", 3, 3, 16, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(b"".join(rows)))
+        + chunk(b"IEND", b"")
+    )
+    refused(DataError, "wide.png: pixels of mode RGB of 16 bits, expected 8 bits", path)
+
+
+def test_of_images_of_several_frames_the_first_is_taken(tmp_path):
+    images = noise(5, 6, 7)
+    frames = [Image.fromarray(image) for image in images]
+    for name in ("a.gif", "b.png", "c.tif"):
+        path = tmp_path / name.partition(".")[2] / "ant" / name
+        path.parent.mkdir(parents=True)
+        frames[0].save(path, save_all=True, append_images=frames[1:])
+        dataset = load(path.parents[1], color="grey")
+        # a palette of greys keeps every value
+        holds(dataset, images[:1], [0])
+        assert "1 images of several frames: the first one is taken" in announced(dataset)
+
+
+def test_links_that_lead_back_are_not_followed(tmp_path):
+    path = folder(tmp_path / "set", noise(5, 6, 7))
+    (path / "ant" / "self").symlink_to(path / "ant")
+    (path / "bee" / "up").symlink_to(path)
+    write_images(tmp_path, {f"other/{k}.png": noise(6, 7, seed=k) for k in (7,)})
+    (path / "cat").symlink_to(tmp_path / "other")
+    dataset = load(path, labels="none")
+    # bee finds ant's two images over its link, which is the folder's own doing
+    counts = load(path).labels.bincount().tolist()
+    assert len(dataset) == sum(counts) and counts[0] == 2 and counts[2] == 1
+
+
+def test_images_that_a_table_names_must_be_there(tmp_path):
+    write_images(tmp_path, {"set/a.png": noise(6, 7)})
+    table = tmp_path / "set" / "metadata.csv"
+    table.write_text("file_name,label\na.png,x\nb.png,y\n")
+    refused(DataError, "b.png: no such file", table.parent)
+    given = {"encoder": "torchvision:resnet18"}
+    refused(DataError, "b.png: cannot be read (No such file", table.parent, **given)
+    table.write_text("file_name,label\na.png,x\n,y\n")
+    refused(DataError, "column 'file_name': row 1 has no image", table.parent)

@@ -153,10 +153,17 @@ def _read_classes(root: Path, name: str, **provenance: Any) -> RawDataset:
 
 
 def _files_below(folder: Path) -> list[str]:
-    """Return the files below a folder, hidden ones aside, in sorted order."""
+    """Return the files below a folder, hidden ones aside, in sorted order.
+
+    Links are followed, but not back to where they lie: each folder is gone through once.
+    """
     found = []
+    real = folder.resolve()
+    seen = {real, *real.parents}
     for here, below, files in os.walk(folder, followlinks=True):
-        below[:] = sorted(n for n in below if not n.startswith("."))
+        inner = {n: Path(here, n).resolve() for n in sorted(below) if not n.startswith(".")}
+        below[:] = [n for n, target in inner.items() if target not in seen]
+        seen.update(inner.values())
         inside = os.path.relpath(here, folder)
         found += [os.path.join(inside, f) for f in sorted(files) if not f.startswith(".")]
     return found

@@ -35,12 +35,13 @@ def look_steps(raw: RawDataset) -> Generator[Progress, None, Look | None]:
     if not isinstance(raw.samples, Images):
         return None
 
-    def head(item: tuple[int, Any]) -> tuple[tuple[int, int], str]:
+    def head(item: tuple[int, Any]) -> tuple[tuple[int, int], str, bool]:
         return header_of(item[1], f"{raw.name}: image {item[0]}")
 
-    for row, (size, color) in enumerate(in_threads(head, _numbered(raw.samples))):
+    for row, (size, color, moves) in enumerate(in_threads(head, _numbered(raw.samples))):
         look.sizes[size] += 1
         look.colors[color] += 1
+        look.moving += moves
         if row % CHUNK == 0:
             yield Progress("headers", row, len(raw), raw.name)
     yield Progress("headers", len(raw), len(raw), raw.name)

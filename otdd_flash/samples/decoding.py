@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ COLOURED = ("RGB", "P", "CMYK", "YCbCr", "LAB", "HSV", "RGBX")
 # Pillow reads the orientation of others only by decoding them
 TURNED = ("JPEG", "MPO", "TIFF", "WEBP")
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)
+WIDE = re.compile(r";16[BLN]")
 REPAIR = "replace it with a good copy, or delete it"
 
 
@@ -47,7 +49,11 @@ def color_of(picture: Any, where: str) -> str:
         DataError: more than 8 bits a channel.
     """
     mode = picture.mode
-    if mode in ALPHA or (mode in ("L", "P", "RGB", "1") and "transparency" in picture.info):
+    wide = any(WIDE.search(str(tile[-1])) for tile in getattr(picture, "tile", ()))
+    if wide and mode in (*COLOURED, *ALPHA):
+        # Pillow drops the lower half of 16 bits, which only the way it decodes them tells
+        mode += " of 16 bits"
+    elif mode in ALPHA or (mode in ("L", "P", "RGB", "1") and "transparency" in picture.info):
         return "grey with alpha" if mode in ("L", "1", "LA", "La") else "rgba"
     if mode in GREY:
         return "grey"
@@ -59,8 +65,10 @@ def color_of(picture: Any, where: str) -> str:
     )
 
 
-def header_of(image: Any, where: str) -> tuple[tuple[int, int], str]:
-    """Return height and width, the right way up, and colour of an image; no pixel is decoded.
+def header_of(image: Any, where: str) -> tuple[tuple[int, int], str, bool]:
+    """Return size, colour and whether there are further frames; no pixel is decoded.
+
+    The size is height and width, the right way up.
 
     Raises:
         DataError: no image, or more than 8 bits a channel.
@@ -70,7 +78,9 @@ def header_of(image: Any, where: str) -> tuple[tuple[int, int], str]:
         color = color_of(picture, str(image) if isinstance(image, Path) else where)
         width, height = picture.size
         turned = picture.format in TURNED and picture.getexif().get(ORIENTATION) in SIDEWAYS
-        return ((width, height) if turned else (height, width)), color
+        # beside a photograph there may be its preview
+        moves = picture.format != "MPO" and getattr(picture, "is_animated", False)
+        return ((width, height) if turned else (height, width)), color, moves
     finally:
         if picture is not image:
             picture.close()

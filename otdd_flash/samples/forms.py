@@ -34,6 +34,7 @@ class Look:
 
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (height, width): images
     colors: Counter[str] = field(default_factory=Counter)
+    moving: int = 0  # images of several frames
 
     def __str__(self) -> str:
         said = [*sorted(self.colors)]
@@ -54,6 +55,8 @@ class Look:
     def announce(self, form: Form) -> list[str]:
         """Say what was converted."""
         said = []
+        if self.moving:
+            said.append(f"{self.moving:,} images of several frames: the first one is taken")
         if other := sum(n for size, n in self.sizes.items() if size != form.size):
             said.append(
                 f"{other:,} of {self.sizes.total():,} images of {self.extents()} resized to "
