@@ -200,10 +200,40 @@ def test_what_are_no_features_is_refused(encode, message):
     assert cached() == []
 
 
-def test_an_encoder_that_fails_keeps_its_own_error(work):
-    encoder = module(work, "failing", "def features(batch):\n    raise RuntimeError('mine')\n")
-    with pytest.raises(RuntimeError, match="^mine$"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def features(x):\n    raise RuntimeError('mine')\n",
+            "failed on .* 6 .*RuntimeError: mine",
+        ),
+        ("def features(x):\n    raise SystemExit(7)\n", "failed on a batch of 6 samples .*Exit: 7"),
+        ("def features(x:\n", r"does not load \(SyntaxError: "),
+        ("raise RuntimeError('mine')\n", r"does not load \(RuntimeError: mine\)"),
+    ],
+)
+def test_an_encoder_that_fails_ends_in_one_line_over_its_own_error(work, text, message):
+    encoder = module(work, f"failing{abs(hash(text))}", text)
+    with pytest.raises(EncoderError, match=f"^encoder {encoder}.*{message}") as caught:
         otdd.load((points(), [0, 1] * 3), encoder=encoder)
+    assert caught.value.__cause__ is not None and cached() == []
+    refused(CliRunner().invoke(main, ["info", "mnist-mini", "--encoder", encoder]), encoder)
+
+
+def test_an_encoder_that_writes_into_its_batch_changes_nothing_else():
+    given = points()
+    found = otdd.load((given, [0, 1] * 3), encoder=lambda batch: batch.mul_(2))
+    assert torch.equal(given, points()) and torch.equal(found.points, 2 * points())
+
+
+def test_what_an_encoder_prints_is_no_part_of_the_result(work):
+    text = "def features(batch):\n    print('loud')\n    return batch.flatten(1)\n"
+    encoder = module(work, "loud", text)
+    done = CliRunner().invoke(
+        main, ["info", "mnist-mini", "--max-samples", "9", "--encoder", encoder, "--json"]
+    )
+    assert done.exit_code == 0 and json.loads(done.stdout)["samples"] == 9
+    assert "loud" in done.stderr.splitlines()
 
 
 @pytest.mark.parametrize(

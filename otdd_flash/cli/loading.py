@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -49,7 +51,8 @@ def load_all(
     from otdd_flash.results import preparation
 
     # starting a GPU takes a second: beside the reading
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, redirect_stdout(sys.stderr):
+        # what an encoder or a download prints is no part of the result
         thread.submit(warm_up, options["device"])
         loaded = bars.drive(load_steps(specs, settings))
     for dataset in {id(dataset): dataset for dataset in loaded}.values():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.embed.written import write_tensors
+from otdd_flash.errors import DataError
 from otdd_flash.files import user_cache
 from otdd_flash.results import bytes_text
 from otdd_flash.samples import Arrays, Images, Samples, in_threads
@@ -81,7 +82,10 @@ def _raw(values: Tensor) -> memoryview:
 def _image_bytes(item: tuple[str, Any]) -> bytes:
     where, image = item
     if isinstance(image, Path):
-        return image.read_bytes()
+        try:
+            return image.read_bytes()
+        except OSError as error:
+            raise DataError(f"{image}: cannot be read ({error.strerror or error})") from error
     if isinstance(image, bytes):
         return image
     pixels, color = decoded(image, where)

@@ -12,9 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from otdd_flash.embed.encoder import Encoder
 from otdd_flash.embed.spec import EncoderSpec
-from otdd_flash.errors import EncoderError
+from otdd_flash.errors import EncoderError, OTDDError
 from otdd_flash.timing import versions
 
 
@@ -55,9 +57,9 @@ class OwnEncoder(Encoder):
         with _folder_first():
             try:
                 found: Any = import_module(self.module)
-            except ImportError as error:
+            except (Exception, SystemExit) as error:  # whatever the user's module raises
                 raise EncoderError(
-                    f"encoder {self.title}: {self.module} does not load ({error})"
+                    f"encoder {self.title}: {self.module} does not load ({_first(error)})"
                 ) from error
         for part in self.name.split("."):
             found = getattr(found, part, None)
@@ -67,10 +69,28 @@ class OwnEncoder(Encoder):
         self.call = found
 
     def encode(self, batch: Any) -> Any:
-        """Call the function."""
+        """Call the function with a batch of its own, which it may change.
+
+        Raises:
+            EncoderError: it raised, whatever it was.
+        """
         assert self.call is not None
-        with _folder_first():
-            return self.call(batch)
+        batch = batch.clone() if isinstance(batch, Tensor) else list(batch)
+        try:
+            with _folder_first():
+                return self.call(batch)
+        except OTDDError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise EncoderError(
+                f"encoder {self.title} failed on a batch of {len(batch):,} samples "
+                f"({_first(error)}); repair it"
+            ) from error
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _file_of(module: str, spec: EncoderSpec) -> Path | None:
@@ -80,6 +100,8 @@ def _file_of(module: str, spec: EncoderSpec) -> Path | None:
             found = find_spec(module)
         except (ImportError, ValueError):
             found = None
+        except Exception as error:  # of a package that the module lies in
+            raise EncoderError(f"encoder {spec}: does not load ({_first(error)})") from error
     if found is None:
         raise EncoderError(
             f"encoder {spec}: there is no module {module!r}; give module:callable, the module "

@@ -83,7 +83,7 @@ class SentenceEncoder(Encoder):
             return
         needed("sentence_transformers", f"sentence:{self.name}")
         try:
-            with _no_bars():
+            with _quiet():
                 self.model = self._loaded()
         except (OSError, ValueError, RuntimeError) as error:
             first = " ".join(str(error).split())[:300]
@@ -140,14 +140,17 @@ def _folder_digest(folder: Path) -> str:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """Keep the bars of transformers off stderr: ours are shown instead."""
+def _quiet() -> Iterator[None]:
+    """Keep bars, and the retries of a network that is not there, off stderr."""
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
-    on = logging.is_progress_bar_enabled()
+    on, level = logging.is_progress_bar_enabled(), hub.get_verbosity()
     logging.disable_progress_bar()
+    hub.set_verbosity_error()
     try:
         yield
     finally:
+        hub.set_verbosity(level)
         if on:
             logging.enable_progress_bar()
