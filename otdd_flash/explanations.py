@@ -33,11 +33,13 @@ from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
-from otdd_flash.sinkhorn import finish
+from otdd_flash.sinkhorn import finish, hidden_error
 from otdd_flash.timing import device_name, versions
 from otdd_flash.types import LabelledDataset, OTDDSettings, Progress, Transport, is_integer
 
 NOTHING = CostSplit(0.0, 0.0, 0.0)
+# L1 error of the marginals that rounding may hide in a plan that is read
+MOST_HIDDEN = 0.1
 
 
 def explain(
@@ -56,7 +58,8 @@ def explain(
         pairs: how many of the sample pairs that pay most are listed.
 
     Raises:
-        DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used.
+        DataError, WeightError, SettingsError, DeviceError, BudgetError: input that cannot be used,
+            an epsilon too small for the plan to be read among them.
 
     Warns:
         ConvergenceWarning: a marginal error above ``tol``.
@@ -85,6 +88,7 @@ def explain_steps(
     yield Progress("class laws", 3, 3)
     clouds = clouds_of(x, y, costs, settings)
     found = yield from divergence_steps(clouds, settings, keep=True)
+    _check_epsilon(found)
     warn_unconverged(found, settings)
     terms = [_split(term, found.epsilon) for term in (found.cross, *found.selves)]
     cross = terms[0]
@@ -135,6 +139,18 @@ def explain_steps(
         versions=versions(),
         notes=notes_of([(x, y)]) + equal_note(*foreign),
     )
+
+
+def _check_epsilon(found: Divergence) -> None:
+    """Refuse an eps at which the rounding of costs decides where the mass goes."""
+    problem = found.cross.problem
+    assert problem is not None
+    if hidden_error(problem.op, found.epsilon) > MOST_HIDDEN:
+        raise SettingsError(
+            f"epsilon is {found.epsilon:.3g}, too small to read a plan for a mean cost of "
+            f"{found.mean_cost:.3g}: rounding would decide where mass goes; raise epsilon, whose "
+            "default is 1% of the mean cost"
+        )
 
 
 def entropies(

@@ -167,7 +167,7 @@ class Explanation(Finding):
     split: CostSplit  # cross - source_self / 2 - target_self / 2; its total is S
     pairs: tuple[SamplePair, ...]  # that pay most, most first
     source_cost: Tensor  # (n,) float64, mean cost of moving each source sample, NaN without weight
-    target_cost: Tensor  # (m,)
+    target_cost: Tensor  # (m,) NaN too where an unconverged plan brings nothing
     source_foreign: Tensor  # (n,) float64, NaN without weight
     target_foreign: Tensor  # (m,)
 

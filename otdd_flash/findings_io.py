@@ -112,10 +112,11 @@ def _shorten_explanation(result: Explanation, out: dict[str, Any]) -> None:
         del out[f"{side}_foreign"], out[f"{side}_cost"]
         near, far = extremes(score, IN_JSON)
         for key, rows in (("nearest", near), ("most_foreign", far)):
-            out[f"{side}_{key}"] = [
+            listed = [
                 {"row": row, "foreign": float(score[row]), "cost": float(cost[row])}
                 for row in rows.tolist()
             ]
+            out[f"{side}_{key}"] = plain(listed)
     for name in ("cross", "source_self", "target_self", "split"):
         out[name]["total"] = getattr(result, name).total
 

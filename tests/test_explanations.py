@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from problems import dataset
 import otdd_flash as otdd
 from otdd_flash import LabelledDataset, OTDDSettings
 from otdd_flash.explanations import entropies
+from otdd_flash.findings_io import finding_json
 
 # the truth is a converged plan; what is left of the marginals shows in every number
 EXACT = OTDDSettings(epsilon=2.0, device="cpu", tol=1e-9)
@@ -151,3 +154,29 @@ def test_bad_input_is_refused():
         otdd.explain(dataset(9, 2, 0), dataset(9, 3, 1), EXACT)
     with pytest.warns(otdd.ConvergenceWarning, match="raise max_passes"):
         otdd.explain(dataset(9, 2, 0), dataset(9, 2, 1), dataclasses.replace(EXACT, max_passes=2))
+
+
+def test_an_epsilon_below_rounding_is_refused():
+    x, y = dataset(9, 2, 0), dataset(9, 2, 1)
+    # float64 rounds costs of about 10 by 1e-15
+    for eps, read in ((1e-14, False), (1e-10, True)):
+        settings = dataclasses.replace(EXACT, epsilon=eps, tol=1e-3, max_passes=40)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", otdd.ConvergenceWarning)
+            if read:
+                found = otdd.explain(x, y, settings)
+                assert found.split.total == pytest.approx(found.value.squared, rel=1e-9)
+                continue
+            with pytest.raises(otdd.SettingsError, match="epsilon is 1e-14, too small to read"):
+                otdd.explain(x, y, settings)
+
+
+def test_columns_that_a_stopped_solve_leaves_empty_are_null_in_json():
+    x, y = dataset(30, 2, 0), dataset(30, 2, 1)
+    stopped = dataclasses.replace(EXACT, epsilon=1e-6, max_passes=4)
+    with pytest.warns(otdd.ConvergenceWarning):
+        found = otdd.explain(x, y, stopped)
+    assert found.target_cost.isnan().any()
+    listed = finding_json(found)["target_nearest"]
+    assert None in [entry["cost"] for entry in listed]
+    json.dumps(listed, allow_nan=False)
