@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -339,6 +340,19 @@ def test_a_flow_that_climbs_says_so(tmp_path):
     result = run(*MINI, "--steps", "1", "--step-size", "5", "--out", tmp_path / "run", "--quiet")
     assert result.exit_code == 0 and "S rose from" in result.stdout
     assert "Warning: S rose from" in result.stderr and "lower --step-size (5)" in result.stderr
+
+
+def test_overwriting_takes_away_what_a_killed_export_left(tmp_path, monkeypatch):
+    def killed(self, path):
+        (Path(path) / "data").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("datasets.Dataset.save_to_disk", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_hugging_face(tmp_path / "hugging-face", otdd.LabelledDataset(torch.rand(4, 3)))
+    assert os.listdir(tmp_path)
+    clear(tmp_path)
+    assert not os.listdir(tmp_path)
 
 
 def test_overwriting_takes_away_the_run_and_nothing_else(done, tmp_path):

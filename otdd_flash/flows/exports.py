@@ -86,7 +86,8 @@ def write_hugging_face(folder: Path, flowed: LabelledDataset) -> None:
         column = {"features": flowed.points.float().cpu().numpy()}
         value = datasets.Value("float32")
         kind = {"features": datasets.Sequence(value, length=flowed.dimension)}
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    # named as all that is unfinished, so that a new run takes away what a killed one left
+    temporary = folder.with_name(f".otdd-{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
