@@ -16,6 +16,7 @@ from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.errors import DataError, DatasetNotFoundError, SettingsError
 from otdd_flash.samples import consecutive
+from otdd_flash.samples.network import hub_or_cache
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +66,7 @@ def read_hub(spec: str, settings: LoadSettings, label: str | None) -> RawDataset
             "hf:owner/name@split"
         )
     try:
-        with quiet_bars():
+        with quiet_bars(), hub_or_cache():
             found = datasets.load_dataset(path, config or None, split=settings.split)
     except ValueError as error:
         # unknown splits and configurations, with what there is

@@ -16,6 +16,7 @@ from otdd_flash.embed.encoder import Encoder, needed
 from otdd_flash.embed.precision import Mixed
 from otdd_flash.embed.spec import EncoderSpec
 from otdd_flash.errors import EncoderError
+from otdd_flash.samples.network import hub_or_cache
 from otdd_flash.timing import versions
 
 OWNER = "sentence-transformers"  # of the models whose names have no owner
@@ -83,7 +84,7 @@ class SentenceEncoder(Encoder):
             return
         needed("sentence_transformers", f"sentence:{self.name}")
         try:
-            with _quiet():
+            with _quiet(), hub_or_cache():
                 self.model = self._loaded()
         except (OSError, ValueError, RuntimeError) as error:
             first = " ".join(str(error).split())[:300]

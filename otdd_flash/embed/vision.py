@@ -23,6 +23,7 @@ from otdd_flash.errors import EncoderError
 from otdd_flash.samples import Samples, in_threads
 from otdd_flash.samples.decoding import decoded, layout
 from otdd_flash.samples.forms import Form, convert
+from otdd_flash.samples.network import hub_or_cache
 from otdd_flash.timing import versions
 
 
@@ -191,7 +192,10 @@ class TimmEncoder(ImageEncoder):
     def load(self) -> tuple[nn.Module, Callable[[Any], Tensor]]:
         """Load the model; pretrained weights come from the cache of the hub or the network."""
         try:
-            model = self.timm.create_model(self.name, pretrained=self.file is None, num_classes=0)
+            with hub_or_cache():
+                model = self.timm.create_model(
+                    self.name, pretrained=self.file is None, num_classes=0
+                )
         except (OSError, RuntimeError, ValueError) as error:
             raise _not_loaded(self.title, error) from error
         if self.file is not None:
