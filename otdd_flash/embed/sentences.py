@@ -84,7 +84,7 @@ class SentenceEncoder(Encoder):
             return
         needed("sentence_transformers", f"sentence:{self.name}")
         try:
-            with _quiet(), hub_or_cache():
+            with _quiet():
                 self.model = self._loaded()
         except (OSError, ValueError, RuntimeError) as error:
             first = " ".join(str(error).split())[:300]
@@ -105,7 +105,8 @@ class SentenceEncoder(Encoder):
                 return SentenceTransformer(
                     self.name, device=device, revision=commit, local_files_only=True
                 )
-        return SentenceTransformer(self.name, device=device, revision=commit)
+        with hub_or_cache():
+            return SentenceTransformer(self.name, device=device, revision=commit)
 
     def encode(self, batch: list[str]) -> Tensor:  # (k, d) float32
         """Return the embeddings, in the order of the texts."""
