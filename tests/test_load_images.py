@@ -354,3 +354,13 @@ def test_images_that_a_table_names_must_be_there(tmp_path):
     refused(DataError, "b.png: cannot be read (No such file", table.parent, **given)
     table.write_text("file_name,label\na.png,x\n,y\n")
     refused(DataError, "column 'file_name': row 1 has no image", table.parent)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int64])
+def test_integers_that_are_no_bytes_have_no_white(dtype):
+    for channels, color in ((3, "grey"), (4, "rgb"), (1, "rgba")):
+        images = torch.ones(5, channels, 6, 7, dtype=dtype)
+        message = f"pixels of {dtype} cannot be made {color}: which number is white"
+        refused(DataError, message, (images, Y), color=color)
+    images = torch.arange(5 * 42).reshape(5, 6, 7).to(dtype)
+    holds(load((images, Y), color="rgb"), images.unsqueeze(1).expand(5, 3, 6, 7), Y)

@@ -421,3 +421,28 @@ def test_kinds_of_columns_that_stand_for_something_else():
     periods = load(days, scale="none")
     holds(periods, [1, 2], [0, 1])
     assert "left out 'day' (neither numbers nor categories)" in announced(periods)
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1.0, 1e200, 1e300])
+def test_columns_of_any_size_are_standardised(tmp_path, scale):
+    values = np.array([1.0, -2.0, 4.0])
+    content = pa.table({"p": values * scale, "label": [0, 1, 0]})
+    found = load(write(tmp_path / "a.parquet", content)).points[:, 0].numpy()
+    # numbers near 1e-310 are multiples of 5e-324: they have 13 digits
+    np.testing.assert_allclose(found, (values - values.mean()) / values.std(), rtol=1e-12)
+
+
+def test_shards_and_what_datasets_wrote_are_checked(tmp_path):
+    for k, kind in enumerate((pa.float64(), pa.int64())):
+        content = pa.table({"p": pa.array([1, 2], kind), "label": [0, 1]})
+        (tmp_path / "set").mkdir(exist_ok=True)
+        write(tmp_path / "set" / f"{k}.parquet", content)
+    refused(DataError, "1.parquet: its column 'p' is int64, that of ", tmp_path / "set")
+    for stored in ("{", "[]", '{"info": 3}'):
+        damaged = content.replace_schema_metadata({"huggingface": stored})
+        refused(DataError, "what the datasets library says of the columns is damaged", damaged)
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
+    for state in ("{", "{}"):
+        (tmp_path / "saved" / "state.json").write_text(state)
+        refused(DataError, "what datasets.save_to_disk wrote there is damaged", tmp_path / "saved")

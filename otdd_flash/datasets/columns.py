@@ -49,7 +49,7 @@ def raw_table(
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise DataError(f"{name}: two columns are called {twice!r}; give each a name of its own")
-    classes = class_labels(frame.schema)
+    classes = class_labels(frame.schema, name)
     chosen, others = _label_column(names, set(classes), name, settings, label)
     said = []
     values, class_names = None, None
@@ -80,17 +80,29 @@ def raw_table(
     return raw
 
 
-def class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the class names of columns that the ``datasets`` library marked as labels."""
+def class_labels(schema: pa.Schema, name: str) -> dict[str, tuple[str, ...]]:
+    """Return the class names of columns that the ``datasets`` library marked as labels.
+
+    Raises:
+        DataError: the library's metadata cannot be read.
+    """
     stored = (schema.metadata or {}).get(b"huggingface")
     if stored is None:
         return {}
-    features = json.loads(stored).get("info", {}).get("features", {})
-    return {
-        column: tuple(feature["names"])
-        for column, feature in features.items()
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and "names" in feature
-    }
+    try:
+        features = json.loads(stored).get("info", {}).get("features", {})
+        return {
+            column: tuple(feature["names"])
+            for column, feature in features.items()
+            if isinstance(feature, dict)
+            and feature.get("_type") == "ClassLabel"
+            and "names" in feature
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{name}: what the datasets library says of the columns is damaged ({error}); "
+            "write the table again"
+        ) from error
 
 
 def _label_column(

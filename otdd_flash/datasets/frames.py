@@ -80,11 +80,18 @@ class ParquetFrame:
                 raise damaged(path, "Parquet", error) from error
         self.schema = self.files[0].schema_arrow
         for path, file in zip(paths, self.files, strict=True):
-            if file.schema_arrow.names != self.schema.names:
+            other = file.schema_arrow
+            if other.names != self.schema.names:
                 raise DataError(
-                    f"{path}: its columns {file.schema_arrow.names} are not those of {paths[0]} "
+                    f"{path}: its columns {other.names} are not those of {paths[0]} "
                     f"{self.schema.names}; give files of one table"
                 )
+            for here, there in zip(self.schema, other, strict=True):
+                if here != there:
+                    raise DataError(
+                        f"{path}: its column {there.name!r} is {there.type}, that of {paths[0]} is "
+                        f"{here.type}; give files of one table"
+                    )
         self.groups = [
             (k, g) for k, f in enumerate(self.files) for g in range(f.metadata.num_row_groups)
         ]

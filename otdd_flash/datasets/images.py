@@ -89,6 +89,13 @@ def pixel_steps(
             said.insert(0, "stored as height x width x channels, read as channels first")
         if not said:
             return raw, samples.all().reshape(len(raw), *form.shape)
+        dtype = samples.one().dtype
+        exact = dtype == torch.uint8 or dtype.is_floating_point
+        if not exact and found[1] != form.color and (found[1], form.color) != ("grey", "rgb"):
+            raise DataError(
+                f"{raw.name}: {found[1]} pixels of {dtype} cannot be made {form.color}: which "
+                "number is white is not known; pass bytes (uint8) or floats of 0 to 1"
+            )
         white = 255.0
         if found[1] == "rgba" and samples.one().is_floating_point():
             white = 1.0 if max(float(p.max()) for _, p in samples.chunks()) <= 1 else 255.0

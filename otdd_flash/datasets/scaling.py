@@ -192,9 +192,13 @@ def _moments(values: Sequence[np.ndarray]) -> tuple[float, float]:
     """Return mean and standard deviation of all samples; 1 for a column that is constant."""
     count = sum(len(v) for v in values)
     mean = sum(float(v.sum()) for v in values) / count
-    variance = sum(float(((v - mean) ** 2).sum()) for v in values) / count
-    constant = min(float(v.min()) for v in values) == max(float(v.max()) for v in values)
-    return mean, 1.0 if constant or variance == 0 else variance**0.5
+    least, largest = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
+    if least == largest:
+        return mean, 1.0
+    # squares of very large and very small numbers are beyond float64: those of parts are not
+    unit = max(largest - mean, mean - least)
+    variance = sum(float((((v - mean) / unit) ** 2).sum()) for v in values) / count
+    return mean, unit * variance**0.5
 
 
 def _bytes(values: np.ndarray) -> bool:

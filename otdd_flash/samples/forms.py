@@ -116,7 +116,7 @@ def _recolored(images: Tensor, color: str, white: float) -> Tensor:
         images, alpha = images[..., :-1, :, :], images[..., -1:, :, :]
         if color != "rgba":
             images = _on_white(images, alpha, white)
-    else:
+    elif color == "rgba":
         alpha = torch.full_like(images[..., :1, :, :], white)
     if color == "grey":
         return _luma(images) if images.shape[-3] == 3 else images
