@@ -359,6 +359,13 @@ def test_models_of_sentences_that_are_not_there(minilm, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(EncoderError, match="empty: cannot be loaded .*give the folder of a model"):
         otdd.load(texts, encoder=f"sentence:{tmp_path / 'empty'}", device="cpu")
+    shutil.copytree(minilm.removeprefix("sentence:"), tmp_path / "cut", copy_function=os.symlink)
+    weights = tmp_path / "cut" / "model.safetensors"
+    start = weights.open("rb").read(1000)
+    weights.unlink()
+    weights.write_bytes(start)
+    with pytest.raises(EncoderError, match="cut: cannot be loaded .*give the folder of a model"):
+        otdd.load(texts, encoder=f"sentence:{tmp_path / 'cut'}", device="cpu")
     with pytest.raises(EncoderError, match="takes texts, the dataset holds arrays"):
         otdd.load((np.zeros((2, 3)), [0, 1]), encoder=minilm)
 

@@ -443,6 +443,6 @@ def test_shards_and_what_datasets_wrote_are_checked(tmp_path):
         refused(DataError, "what the datasets library says of the columns is damaged", damaged)
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "dataset_info.json").write_text("{}")
-    for state in ("{", "{}"):
+    for state in ("{", "[]", "{}"):
         (tmp_path / "saved" / "state.json").write_text(state)
         refused(DataError, "what datasets.save_to_disk wrote there is damaged", tmp_path / "saved")

@@ -87,7 +87,7 @@ def saved_dataset(path: Path, split: str) -> Any:
     try:
         with quiet_bars():
             found = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: what datasets.save_to_disk wrote there is damaged ({_short(error)}); "
             "save it again"

@@ -86,7 +86,7 @@ class SentenceEncoder(Encoder):
         try:
             with _quiet():
                 self.model = self._loaded()
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # a foreign folder fails in as many ways as it likes
             first = " ".join(str(error).split())[:300]
             raise EncoderError(
                 f"sentence:{self.name}: cannot be loaded ({first}); check the name and the "
