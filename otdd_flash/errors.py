@@ -39,3 +39,8 @@ class BudgetError(OTDDError):
 
 class ConvergenceWarning(UserWarning):
     """A solve that stopped before its tolerance; the value is flagged, never silent."""
+
+
+def reason(error: BaseException) -> str:
+    """Return what an error of another library says, on one line that fits into a message."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -52,6 +52,16 @@ def is_text(kind: pa.DataType) -> bool:
     return t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind)
 
 
+def is_number(cell: str) -> bool:
+    """Say whether a text reads as a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    # Python's own way to group digits
+    return "_" not in cell
+
+
 def label_values(
     column: pa.ChunkedArray,  # (n,)
     where: str,  # for errors: the file and the column

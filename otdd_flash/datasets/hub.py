@@ -14,7 +14,7 @@ import numpy as np
 from otdd_flash.datasets.columns import raw_table
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.errors import DataError, DatasetNotFoundError, SettingsError
+from otdd_flash.errors import DataError, DatasetNotFoundError, SettingsError, reason
 from otdd_flash.samples import consecutive
 from otdd_flash.samples.network import hub_or_cache
 
@@ -70,10 +70,10 @@ def read_hub(spec: str, settings: LoadSettings, label: str | None) -> RawDataset
             found = datasets.load_dataset(path, config or None, split=settings.split)
     except ValueError as error:
         # unknown splits and configurations, with what there is
-        raise SettingsError(f"{spec}: {_short(error)}") from error
+        raise SettingsError(f"{spec}: {reason(error)}") from error
     except (OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DatasetNotFoundError(
-            f"{spec}: cannot be loaded ({_short(error.__cause__ or error)}); check the name and "
+            f"{spec}: cannot be loaded ({reason(error.__cause__ or error)}); check the name and "
             "the network, or give a local folder"
         ) from error
     name = spec.removeprefix(PREFIX)
@@ -89,7 +89,7 @@ def saved_dataset(path: Path, split: str) -> Any:
             found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: what datasets.save_to_disk wrote there is damaged ({_short(error)}); "
+            f"{path}: what datasets.save_to_disk wrote there is damaged ({reason(error)}); "
             "save it again"
         ) from error
     return split_of(found, split, str(path))
@@ -131,8 +131,3 @@ def quiet_bars() -> Iterator[None]:
             yield
         finally:
             datasets.enable_progress_bars()
-
-
-def _short(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:300] or type(error).__name__

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from otdd_flash.errors import DataError, DatasetNotFoundError
+from otdd_flash.errors import DataError, DatasetNotFoundError, reason
 from otdd_flash.samples import Arrays, Samples
 from otdd_flash.types import LabelledDataset
 
@@ -106,6 +106,4 @@ def check_file(path: Path) -> bytes:
 
 def damaged(path: Path, what: str, error: Exception) -> DataError:
     """Return the error of a file that its own library cannot read."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = (lines[0] if lines else type(error).__name__)[:200]
-    return DataError(f"{path}: not a whole {what} file ({reason}); {REPAIR}")
+    return DataError(f"{path}: not a whole {what} file ({reason(error)}); {REPAIR}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otdd_flash.datasets.cells import kind_of
+from otdd_flash.datasets.cells import is_number, kind_of
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.errors import DataError
 from otdd_flash.samples import Rows
@@ -109,6 +109,13 @@ def column_of(
     found = sorted({w for t in texts for w in t.unique().to_pylist() if w is not None})
     total = sum(len(t) for t in texts)
     if len(found) > MOST_CATEGORIES or (len(found) > 10 and len(found) > total / 2):
+        odd = [word for word in found if not is_number(word)]
+        if 0 < 2 * len(odd) < len(found):
+            raise DataError(
+                f"{raws[0].name}: column {name!r} holds numbers and {len(odd):,} other entries, "
+                f"such as {odd[0]!r}; mend these, or leave the column out with features "
+                "(--features)"
+            )
         raise DataError(
             f"{raws[0].name}: column {name!r} holds {len(found):,} different strings in {total:,} "
             "rows, too many for categories; leave it out with features (--features), or embed it "

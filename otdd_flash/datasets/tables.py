@@ -8,7 +8,7 @@ import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otdd_flash.datasets.cells import kind_of
+from otdd_flash.datasets.cells import is_number, kind_of
 from otdd_flash.datasets.frames import Frame, ParquetFrame, TableFrame
 from otdd_flash.datasets.raw import check_file, damaged
 from otdd_flash.errors import DataError
@@ -86,11 +86,13 @@ def read_csv(
 
     try:
         cells = next(csv.reader([first], delimiter=delimiter), [])
-        names = [f"c{k}" for k in range(len(cells))] if cells and all(map(_number, cells)) else None
+        names = (
+            [f"c{k}" for k in range(len(cells))] if cells and all(map(is_number, cells)) else None
+        )
         table = read(names, ".")
         said = [f"no header line, columns are called c0 to c{len(cells) - 1}"] if names else []
-        if delimiter == ";" and any(map(pa.types.is_string, table.schema.types)):
-            # where commas are decimal points, semicolons stand between the cells
+        if delimiter != "," and any(map(pa.types.is_string, table.schema.types)):
+            # where commas are decimal points, other marks stand between the cells
             other = read(names, ",")
             if _numbers(other) > _numbers(table):
                 table = other
@@ -134,11 +136,3 @@ def _first_line(path: Path) -> str:
         raise _no_utf8(path) from error
     except (OSError, EOFError) as error:
         raise damaged(path, "CSV", error) from error
-
-
-def _number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

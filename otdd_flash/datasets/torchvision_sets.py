@@ -22,7 +22,7 @@ import numpy as np
 
 from otdd_flash.datasets.places import Place, named_folders
 from otdd_flash.datasets.registry import ArchiveEntry, TorchvisionEntry
-from otdd_flash.errors import DataError, DatasetNotFoundError
+from otdd_flash.errors import DataError, DatasetNotFoundError, reason
 from otdd_flash.files import user_cache
 from otdd_flash.types import LabelledDataset
 
@@ -72,15 +72,10 @@ def _download(entry: TorchvisionEntry, split: str) -> Place:
                 os.replace(target, Path(scratch) / "old")
             os.replace(fresh, target)
     except (OSError, RuntimeError, EOFError, http.client.HTTPException) as error:
-        raise DatasetNotFoundError(f"the download failed ({_first_line(error)})") from error
+        raise DatasetNotFoundError(f"the download failed ({reason(error)})") from error
     except (tarfile.TarError, zipfile.BadZipFile) as error:
-        raise DatasetNotFoundError(f"the download is damaged ({_first_line(error)})") from error
+        raise DatasetNotFoundError(f"the download is damaged ({reason(error)})") from error
     return Place(cache, "user cache")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:300] or type(error).__name__
 
 
 def _remove_stale(cache: Path) -> None:
@@ -130,7 +125,7 @@ def load_archive(root: Path, place: Place, entry: ArchiveEntry, split: str) -> L
         dataset = construct(entry, split, root, download=False)
     except (RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
         raise DataError(
-            f"{marker}: {entry.name} is incomplete or damaged there ({_first_line(error)}); "
+            f"{marker}: {entry.name} is incomplete or damaged there ({reason(error)}); "
             "delete the files so that a later place or a download is used"
         ) from error
     points = np.asarray(dataset.data)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from otdd_flash.embed.encoder import Encoder
 from otdd_flash.embed.spec import EncoderSpec
-from otdd_flash.errors import EncoderError, OTDDError
+from otdd_flash.errors import EncoderError, OTDDError, reason
 from otdd_flash.timing import versions
 
 
@@ -54,12 +54,12 @@ class OwnEncoder(Encoder):
         """Import the function."""
         if self.call is not None:
             return
-        with _folder_first():
+        with _folder_named():
             try:
                 found: Any = import_module(self.module)
             except (Exception, SystemExit) as error:  # whatever the user's module raises
                 raise EncoderError(
-                    f"encoder {self.title}: {self.module} does not load ({_first(error)})"
+                    f"encoder {self.title}: {self.module} does not load ({_named(error)})"
                 ) from error
         for part in self.name.split("."):
             found = getattr(found, part, None)
@@ -77,31 +77,31 @@ class OwnEncoder(Encoder):
         assert self.call is not None
         batch = batch.clone() if isinstance(batch, Tensor) else list(batch)
         try:
-            with _folder_first():
+            with _folder_named():
                 return self.call(batch)
         except OTDDError:
             raise
         except (Exception, SystemExit) as error:
             raise EncoderError(
                 f"encoder {self.title} failed on a batch of {len(batch):,} samples "
-                f"({_first(error)}); repair it"
+                f"({_named(error)}); repair it"
             ) from error
 
 
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+def _named(error: BaseException) -> str:
+    kind = type(error).__name__
+    return f"{kind}: {reason(error)}" if str(error) else kind
 
 
 def _file_of(module: str, spec: EncoderSpec) -> Path | None:
     """Return the file of a module that is not imported for it; None for what has none."""
-    with _folder_first():
+    with _folder_named():
         try:
             found = find_spec(module)
         except (ImportError, ValueError):
             found = None
         except Exception as error:  # of a package that the module lies in
-            raise EncoderError(f"encoder {spec}: does not load ({_first(error)})") from error
+            raise EncoderError(f"encoder {spec}: does not load ({_named(error)})") from error
     if found is None:
         raise EncoderError(
             f"encoder {spec}: there is no module {module!r}; give module:callable, the module "
@@ -112,7 +112,7 @@ def _file_of(module: str, spec: EncoderSpec) -> Path | None:
 
 
 @contextmanager
-def _folder_first() -> Iterator[None]:
+def _folder_named() -> Iterator[None]:
     """Look for modules in the working directory first, as ``python -m`` does."""
     here = str(Path.cwd())
     sys.path.insert(0, here)

@@ -15,7 +15,7 @@ from torch import Tensor
 from otdd_flash.embed.encoder import Encoder, needed
 from otdd_flash.embed.precision import Mixed
 from otdd_flash.embed.spec import EncoderSpec
-from otdd_flash.errors import EncoderError
+from otdd_flash.errors import EncoderError, reason
 from otdd_flash.samples.network import hub_or_cache
 from otdd_flash.timing import versions
 
@@ -87,9 +87,8 @@ class SentenceEncoder(Encoder):
             with _quiet():
                 self.model = self._loaded()
         except Exception as error:  # a foreign folder fails in as many ways as it likes
-            first = " ".join(str(error).split())[:300]
             raise EncoderError(
-                f"sentence:{self.name}: cannot be loaded ({first}); check the name and the "
+                f"sentence:{self.name}: cannot be loaded ({reason(error)}); check the name and the "
                 "network, or give the folder of a model that sentence-transformers saved"
             ) from error
 

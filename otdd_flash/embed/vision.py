@@ -19,7 +19,7 @@ from otdd_flash.embed.encoder import Encoder, needed
 from otdd_flash.embed.precision import Mixed
 from otdd_flash.embed.spec import EncoderSpec
 from otdd_flash.embed.weights import fill, read_weights
-from otdd_flash.errors import EncoderError
+from otdd_flash.errors import EncoderError, reason
 from otdd_flash.samples import Samples, in_threads
 from otdd_flash.samples.decoding import decoded, layout
 from otdd_flash.samples.forms import Form, convert
@@ -228,8 +228,7 @@ def _unknown(library: str, name: str, known: Sequence[str]) -> EncoderError:
 
 
 def _not_loaded(title: str, error: Exception) -> EncoderError:
-    first = " ".join(str(error).split())[:300]
     return EncoderError(
-        f"{title}: its weights cannot be loaded ({first}); check the network, or give a file with "
-        "weights (--weights FILE)"
+        f"{title}: its weights cannot be loaded ({reason(error)}); check the network, or "
+        "give a file with weights (--weights FILE)"
     )

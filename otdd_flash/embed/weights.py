@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from otdd_flash.errors import EncoderError
+from otdd_flash.errors import EncoderError, reason
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -27,9 +27,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  a foreign file fails in as many ways as it likes
-        first = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise EncoderError(
-            f"{path}: cannot be read as weights ({first}); save them with "
+            f"{path}: cannot be read as weights ({reason(error)}); save them with "
             "torch.save(model.state_dict(), path)"
         ) from error
     for key in ("state_dict", "model"):
@@ -62,8 +61,9 @@ def fill(
     try:
         found = model.load_state_dict(state, strict=False)
     except (RuntimeError, ValueError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise EncoderError(f"{title}: the weights are of another model ({first})") from error
+        raise EncoderError(
+            f"{title}: the weights are of another model ({reason(error)})"
+        ) from error
     if found.missing_keys or found.unexpected_keys:
         one = (found.missing_keys or found.unexpected_keys)[0]
         raise EncoderError(
