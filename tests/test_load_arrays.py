@@ -30,7 +30,7 @@ def test_points_and_labels_are_found_by_their_usual_names(tmp_path, suffix, name
     dataset = load(path)
     holds(dataset, X, Y, ("0", "1", "2"))
     assert dataset.points.dtype == torch.float32 and dataset.name == f"a{suffix}"
-    assert dataset.provenance["points"] == points and not announced(dataset)
+    assert dataset.provenance["features"] == points and not announced(dataset)
     holds(load(path.rename(tmp_path / f"B{suffix.upper()}")), X, Y)
 
 

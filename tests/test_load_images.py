@@ -1,7 +1,9 @@
 """Images: folders, colours, sizes and layouts, unified by rules that are announced."""
 
+import errno
 import io
 import json
+import os
 import struct
 import zlib
 
@@ -364,3 +366,17 @@ def test_integers_that_are_no_bytes_have_no_white(dtype):
         refused(DataError, message, (images, Y), color=color)
     images = torch.arange(5 * 42).reshape(5, 6, 7).to(dtype)
     holds(load((images, Y), color="rgb"), images.unsqueeze(1).expand(5, 3, 6, 7), Y)
+
+
+def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    """The user of tests may read everything: the system call is made to refuse."""
+    path = folder(tmp_path / "set", noise(5, 6, 7))
+    scan = os.scandir
+
+    def closed(place):
+        if str(place).endswith("bee"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return scan(place)
+
+    monkeypatch.setattr("os.scandir", closed)
+    refused(DataError, "bee: cannot be read (Permission denied); mend its permissions", path)

@@ -337,3 +337,14 @@ def test_sklearn_sets_and_the_first_names_that_match():
     assert a.dimension == b.dimension == 5
     result = otdd.distance(a, b)
     assert result.converged and result.distance > 0
+
+
+def test_names_of_columns_where_there_are_none_are_announced():
+    for given in ((X, Y), TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)), "mnist-mini"):
+        found = load(given, label="kind", features=("a", "b"), max_samples=9)
+        assert "label and features left unused: it has no columns to choose" in announced(found)
+        assert "unused" not in announced(load(given, max_samples=9))
+    items = [{"image": x, "kind": y, "note": "n"} for x, y in zip(X, Y, strict=True)]
+    used = load(iter(items), label="kind", features="image", max_samples=12)
+    assert announced(used) == "the first 12 samples of a stream"
+    assert "unused" not in announced(load("sklearn:digits", label="target", max_samples=9))

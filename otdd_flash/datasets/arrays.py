@@ -150,7 +150,7 @@ def raw_arrays(
         Arrays.of(points),
         None if labels_name is None else tidy_labels(archive.read(labels_name), len(points), name),
         None if class_names is None else tuple(class_names),
-        {**provenance, "points": points_name, "label": labels_name, **origin},
+        {**provenance, "features": points_name, "label": labels_name, **origin},
         tuple(said),
     )
 

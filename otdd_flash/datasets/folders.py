@@ -160,13 +160,19 @@ def _files_below(folder: Path) -> list[str]:
     found = []
     real = folder.resolve()
     seen = {real, *real.parents}
-    for here, below, files in os.walk(folder, followlinks=True):
+    for here, below, files in os.walk(folder, onerror=_unreadable, followlinks=True):
         inner = {n: Path(here, n).resolve() for n in sorted(below) if not n.startswith(".")}
         below[:] = [n for n, target in inner.items() if target not in seen]
         seen.update(inner.values())
         inside = os.path.relpath(here, folder)
         found += [os.path.join(inside, f) for f in sorted(files) if not f.startswith(".")]
     return found
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataError(
+        f"{error.filename}: cannot be read ({error.strerror}); mend its permissions"
+    ) from error
 
 
 def _text_of(path: Path) -> str:

@@ -125,6 +125,8 @@ def gathered(
     gather, labels = Gather(count, name), []
     known = 0
     for item in items:
+        if not gather.seen and isinstance(item, Mapping):
+            provenance = {**provenance, "label": label, "features": settings.features}
         sample, value, labelled = split_item(item, name, settings, label)
         gather.add(sample)
         labels.append(value)

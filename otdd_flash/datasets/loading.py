@@ -178,6 +178,11 @@ def _read(spec: Any, label: str | None, settings: LoadSettings) -> RawDataset:
     raw = _resolve(spec, label, settings)
     if not len(raw):
         raise DataError(f"{raw.name}: holds no samples, expected one or more")
+    # beside a table there may be a dataset that has no columns to choose from
+    chosen = {"label": label, "features": settings.features}
+    unused = [key for key, name in chosen.items() if name is not None and key not in raw.provenance]
+    if unused:
+        raw = raw.noted(f"{' and '.join(unused)} left unused: it has no columns to choose from")
     raw = settle_labels(raw, settings)
     if raw.origin is not None:
         return raw_of(sample(raw.origin, settings.max_samples, settings.seed))

@@ -76,6 +76,7 @@ def _raw(
         else:
             samples = Arrays.of(_pixels(np.asarray(bunch["images"])))
         labels = tidy_labels(target, len(data), spec)
+        provenance["label"] = "target"
         return RawDataset(spec, samples, labels, names, provenance, regression=regression)
     if not isinstance(data, np.ndarray) or data.ndim != 2:
         raise DataError(f"{spec}: holds a {type(data).__name__}, expected a table of numbers")
