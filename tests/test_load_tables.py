@@ -367,6 +367,7 @@ def test_text_tables_as_other_programs_write_them(tmp_path):
     holds(commas, [[1.5, 2], [-3.25, 4]], [0, 1])
     assert announced(commas) == "decimal commas: 1,5 is read as 1.5"
     holds(read(b"a;label\n1.5;x\n3;y\n"), [1.5, 3], [0, 1])
+    holds(read(b"1,5;0\n2,25;1\n", label="c1"), [1.5, 2.25], [0, 1])
     holds(read(b"1_0,label\n1,x\n2,y\n"), [1, 2], [0, 1])
     tabs = write(tmp_path / "a.tsv", pa.table({"a": ["1,5", "3"], "label": ["x", "y"]}))
     holds(load(tabs, scale="none"), [1.5, 3], [0, 1])

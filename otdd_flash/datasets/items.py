@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import dense_points
-from otdd_flash.datasets.arrays import POINTS, tidy_labels
 from otdd_flash.datasets.columns import LABEL_NAMES
+from otdd_flash.datasets.named_arrays import POINTS, tidy_labels
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.errors import DataError, LabelError

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import shown
-from otdd_flash.datasets.arrays import Archive, raw_arrays, sample_rows, tidy_labels
 from otdd_flash.datasets.columns import raw_table
 from otdd_flash.datasets.frames import TableFrame
 from otdd_flash.datasets.hub import raw_hugging_face, split_of
 from otdd_flash.datasets.items import gathered
+from otdd_flash.datasets.named_arrays import Archive, raw_arrays, sample_rows, tidy_labels
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.torch_sets import read_loader, read_map

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from otdd_flash.datasets.arrays import tidy_labels
 from otdd_flash.datasets.columns import raw_table
 from otdd_flash.datasets.frames import TableFrame
+from otdd_flash.datasets.named_arrays import tidy_labels
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.errors import DataError, DatasetNotFoundError, SettingsError

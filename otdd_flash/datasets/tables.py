@@ -70,8 +70,7 @@ def read_csv(
     check_file(path)
     first = _first_line(path)
     tab = path.name.lower().removesuffix(".gz").endswith(".tsv")
-    marks = {mark: first.count(mark) for mark in ("\t,;" if tab else ",;\t")}
-    delimiter = max(marks, key=lambda mark: marks[mark])
+    delimiter, names = _first_cells(first, "\t,;" if tab else ",;\t", path)
     packed = "gzip" if path.suffix.lower() == ".gz" else None
 
     def read(names: list[str] | None, point: str) -> pa.Table:
@@ -85,25 +84,38 @@ def read_csv(
         )
 
     try:
-        cells = next(csv.reader([first], delimiter=delimiter), [])
-        names = (
-            [f"c{k}" for k in range(len(cells))] if cells and all(map(is_number, cells)) else None
-        )
         table = read(names, ".")
-        said = [f"no header line, columns are called c0 to c{len(cells) - 1}"] if names else []
+        said = [f"no header line, columns are called c0 to {names[-1]}"] if names else []
         if delimiter != "," and any(map(pa.types.is_string, table.schema.types)):
             # where commas are decimal points, other marks stand between the cells
             other = read(names, ",")
             if _numbers(other) > _numbers(table):
                 table = other
                 said.append("decimal commas: 1,5 is read as 1.5")
-    except (pa.ArrowException, csv.Error, OSError, ValueError, EOFError) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise damaged(path, "CSV", error) from error
     if pa.binary() in table.schema.types:
         raise _no_utf8(path)
     if table.num_rows == 0:
         raise DataError(f"{path}: holds a header and no rows")
     return TableFrame(table), "; ".join(said)
+
+
+def _first_cells(
+    first: str,  # line
+    marks: str,  # that may stand between cells, the likeliest first
+    path: Path,
+) -> tuple[str, list[str] | None]:  # the mark, and names for columns that have none
+    """Tell the mark between cells from the first line, and whether that names the columns."""
+    try:
+        for mark in [m for m in marks if m in first] or marks[0]:
+            cells = next(csv.reader([first], delimiter=mark), [])
+            # commas may be decimal points where they do not stand between the cells
+            if cells and all(is_number(c) or is_number(c.replace(",", ".")) for c in cells):
+                return mark, [f"c{k}" for k in range(len(cells))]
+    except csv.Error as error:
+        raise damaged(path, "CSV", error) from error
+    return max(marks, key=first.count), None
 
 
 def _numbers(table: pa.Table) -> int:
