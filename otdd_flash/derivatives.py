@@ -73,7 +73,19 @@ class _Known:
     hessian: Hessian
 
 
-class _Value(torch.autograd.Function):
+class _BackwardOnly(torch.autograd.Function):
+    """Backward mode alone, one problem at a time."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise SettingsError(FORWARD)
+
+    @staticmethod
+    def vmap(*_: Any) -> None:
+        raise SettingsError(BATCH)
+
+
+class _Value(_BackwardOnly):
     """S of its inputs; the gradients that are asked for are computed with it."""
 
     @staticmethod
@@ -101,16 +113,8 @@ class _Value(torch.autograd.Function):
             gradients = _Gradient.apply(*tensors[:2], *fixed, ctx.known)
         return (*(g if g is None else upstream.to(g) * g for g in gradients), None)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise SettingsError(FORWARD)
 
-    @staticmethod
-    def vmap(*_: Any) -> None:
-        raise SettingsError(BATCH)
-
-
-class _Gradient(torch.autograd.Function):
+class _Gradient(_BackwardOnly):
     """The gradients of S, as functions of the points."""
 
     @staticmethod
@@ -132,14 +136,6 @@ class _Gradient(torch.autograd.Function):
         fixed = (refused(t, THIRD) for t in tensors)
         parts = _Product.apply(*moves[:2], *fixed, ctx.known.hessian, needed)
         return (*parts, *(None,) * (INPUTS - 1))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise SettingsError(FORWARD)
-
-    @staticmethod
-    def vmap(*_: Any) -> None:
-        raise SettingsError(BATCH)
 
 
 class _Product(torch.autograd.Function):
