@@ -11,7 +11,7 @@ import click
 from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import confidence_of, confidence_options
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import drive, load_pair, say, silent
+from otdd_flash.cli.loading import drive, load_pair, on_stderr, say
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -20,7 +20,6 @@ from otdd_flash.cli.options import (
     output_options,
     settings_of,
 )
-from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import SPECS, dataset_options
 
 if TYPE_CHECKING:
@@ -68,8 +67,7 @@ def compute(**options: Any) -> None:
     check_files(options)
     settings, confidence = settings_of(options), confidence_of(options)
     check_device(settings.device)
-    bars = Bars(wanted(options["quiet"]))
-    tell = silent if options["quiet"] else say
+    bars, tell = on_stderr(options)
     src, tgt = load_pair(options, bars, tell)
     announce_long([(src, tgt)], settings, tell)
 

@@ -11,7 +11,7 @@ import click
 
 from otdd_flash.cli.announce import LONG_SECONDS, duration
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import drive, load_pair, say, silent
+from otdd_flash.cli.loading import drive, load_pair, on_stderr, say
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -21,7 +21,7 @@ from otdd_flash.cli.options import (
     run_options,
     settings_of,
 )
-from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.cli.progress import Bars
 from otdd_flash.cli.sources import dataset_options
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def flow(**options: Any) -> None:
     from otdd_flash.flows.record import Record, check_folder
 
     check_folder(options["out"], resume=options["resume"], overwrite=options["overwrite"])
-    bars = Bars(wanted(options["quiet"]))
-    tell = silent if options["quiet"] else say
+    bars, tell = on_stderr(options)
     src, tgt = load_pair(options, bars, tell)
     record = Record(options["out"], options["every"], options["checkpoint_every"])
     walk = record.begin(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from otdd_flash.cli.progress import Bars
+from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import load_settings
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ def say(line: str) -> None:
 
 def silent(line: str) -> None:
     """Tell nobody."""
+
+
+def on_stderr(options: dict[str, Any]) -> tuple[Bars, Callable[[str], None]]:
+    """Return what shows progress and what tells things; both are mute with ``--quiet``."""
+    quiet = options["quiet"]
+    return Bars(wanted(quiet)), silent if quiet else say
 
 
 def load_pair(

@@ -17,7 +17,7 @@ from otdd_flash.cli.confidence import (
     show,
 )
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import drive, load_all, say, silent
+from otdd_flash.cli.loading import drive, load_all, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -26,7 +26,6 @@ from otdd_flash.cli.options import (
     report_option,
     settings_of,
 )
-from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import dataset_options
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def matrix(**options: Any) -> None:
         from otdd_flash.pairfolder import check_folder
 
         check_folder(out, resume=options["resume"])
-    bars = Bars(wanted(options["quiet"]))
-    tell = silent if options["quiet"] else say
+    bars, tell = on_stderr(options)
     datasets = load_all(names, options, bars, tell)
     announce_long(list(combinations(datasets, 2)), settings, tell, 1 / len(devices))
 

@@ -17,7 +17,7 @@ from otdd_flash.cli.confidence import (
     show,
 )
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import drive, load_all, say, silent
+from otdd_flash.cli.loading import drive, load_all, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -25,7 +25,6 @@ from otdd_flash.cli.options import (
     machine_options,
     settings_of,
 )
-from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import dataset_options
 
 EPILOG = """\b
@@ -77,8 +76,7 @@ def rank(**options: Any) -> None:
     from otdd_flash.tables import ranking_text
 
     scores = None if options["transfer"] is None else read_scores(options["transfer"])
-    bars = Bars(wanted(options["quiet"]))
-    tell = silent if options["quiet"] else say
+    bars, tell = on_stderr(options)
     target, *sources = load_all([options["target"], *names], options, bars, tell)
     announce_long([(s, target) for s in sources], settings, tell, 1 / len(devices))
 

@@ -9,7 +9,7 @@ import click
 from otdd_flash.cli.announce import announce_long
 from otdd_flash.cli.confidence import file_option, finding_options, show
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import drive, load_pair, say, silent
+from otdd_flash.cli.loading import drive, load_pair, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -17,7 +17,6 @@ from otdd_flash.cli.options import (
     machine_options,
     settings_of,
 )
-from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import dataset_options
 
 EPILOG = """\b
@@ -54,8 +53,7 @@ def value(**options: Any) -> None:
     check_files(options, output=(".csv", ".npz"))
     settings = settings_of(options)
     check_device(settings.device)
-    bars = Bars(wanted(options["quiet"]))
-    tell = silent if options["quiet"] else say
+    bars, tell = on_stderr(options)
     src, tgt = load_pair(options, bars, tell)
     announce_long([(src, tgt)], settings, tell, 2)
 
