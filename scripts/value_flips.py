@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import torch
 
 import otdd_flash as otdd
-from otdd_flash.timing import machine
+from otdd_flash.ops import resolve_device
+from otdd_flash.timing import machine, seconds_of
 
 PARTS = ("label", "value", "features", "class_part")
 FLIPPED, WORST = 0.1, 0.2
@@ -53,9 +53,10 @@ def measure(n: int, seeds: int, options: argparse.Namespace) -> dict:
     seconds, converged = [], True
     for seed in range(seeds):
         data, wrong = flipped(source, seed)
-        start = time.perf_counter()
-        values = otdd.value(data, target, settings)
-        seconds.append(time.perf_counter() - start)
+        values, spent = seconds_of(
+            lambda data=data: otdd.value(data, target, settings), resolve_device(options.device)
+        )
+        seconds.append(spent)
         converged &= values.converged
         for part in PARTS:
             shares[part].append(found(getattr(values, part), wrong))
@@ -89,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     report = {
         "what": f"share of {FLIPPED:.0%} flipped labels among the worst {WORST:.0%}",
-        **machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        **machine(resolve_device(options.device)),
         "runs": [measure(n, options.seeds, options) for n in options.samples],
     }
     text = json.dumps(report, indent=1)
