@@ -108,6 +108,7 @@ def coupled_cost(
     floor: float,
     keep_limit: int,
     memory_limit: int | None = None,
+    due: tuple[Tensor, Tensor] | None = None,
 ) -> CoupledCost:
     """Return the distances from the source's classes, and the polar factors for their gradient.
 
@@ -122,9 +123,13 @@ def coupled_cost(
             to its largest.
         keep_limit: bytes of polar factors.
         memory_limit: bytes of temporaries of the polar method; None: 512 MB.
+        due: (Vx, Vy) and (Vx, Vx) bool, pairs to measure; of the others the entry is NaN. None:
+            all of them.
     """
     couplings = Couplings(floor, keep_limit)
-    xy, xx = _blocks((source, target), ((0, 1), (0, 0)), "auto", accuracy, memory_limit, couplings)
+    xy, xx = _blocks(
+        (source, target), ((0, 1), (0, 0)), "auto", accuracy, memory_limit, couplings, due
+    )
     return CoupledCost(xy, xx, couplings)
 
 
@@ -157,6 +162,7 @@ def _blocks(
     accuracy: float | None,
     memory_limit: int | None,
     couplings: Couplings | None = None,
+    due: Sequence[Tensor] | None = None,  # bool, of the shape of each block; None: all pairs
 ) -> list[Tensor]:
     check_laws(laws)
     accuracy = usual_accuracy(*laws) if accuracy is None else accuracy
@@ -164,11 +170,11 @@ def _blocks(
         raise SettingsError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
     if not 1e-12 <= accuracy <= 1e-2:
         raise SettingsError(f"accuracy is {accuracy!r}, expected a number from 1e-12 to 1e-2")
-    out = [_mean_gaps(laws[i].means, laws[j].means) for i, j in wanted]
+    out = [mean_gaps(laws[i].means, laws[j].means) for i, j in wanted]
     spreads = [law.variances for law in laws]
     if spreads[0] is not None and spreads[1] is not None:
         deviations = [s.sqrt() for s in spreads if s is not None]
-        gaps = [_mean_gaps(deviations[i], deviations[j]) for i, j in wanted]
+        gaps = [mean_gaps(deviations[i], deviations[j]) for i, j in wanted]
         return [o + g for o, g in zip(out, gaps, strict=True)]
     if laws[0].factors is None or laws[1].factors is None:
         return out
@@ -180,23 +186,30 @@ def _blocks(
     for i, j in wanted:
         a, b = np.broadcast_arrays(side[i][:, None], side[j][None, :])
         codes.append(np.minimum(a, b) * len(factors) + np.maximum(a, b))
-    code, inverse = np.unique(np.concatenate([c.ravel() for c in codes]), return_inverse=True)
+    every = np.concatenate([c.ravel() for c in codes])
+    chosen = np.ones(len(every), dtype=bool)
+    if due is not None:
+        chosen = torch.cat([d.flatten() for d in due]).cpu().numpy()
+    code, inverse = np.unique(every[chosen], return_inverse=True)
     pairs = np.stack(np.divmod(code, len(factors)), axis=1)
     apart = pairs[:, 0] != pairs[:, 1]
     values = out[0].new_zeros(len(pairs))
     if apart.any():
-        chosen = torch.from_numpy(pairs[apart])
+        numbers = torch.from_numpy(pairs[apart])
         if method == "polar" or (method == "auto" and out[0].device.type != "cpu"):
-            found = batched_pairs(factors, chosen, accuracy, memory_limit, couplings)
+            found = batched_pairs(factors, numbers, accuracy, memory_limit, couplings)
         else:
-            found = svd_pairs(factors, chosen, couplings)
+            found = svd_pairs(factors, numbers, couplings)
         values[torch.from_numpy(apart).to(values.device)] = found
-    each = values[torch.from_numpy(inverse.ravel()).to(values.device)]
+    each = values.new_full((len(every),), torch.nan)
+    each[torch.from_numpy(chosen).to(values.device)] = values[
+        torch.from_numpy(inverse.ravel()).to(values.device)
+    ]
     parts = each.split([c.size for c in codes])
     return [o + part.view(o.shape) for o, part in zip(out, parts, strict=True)]
 
 
-def _mean_gaps(x: Tensor, y: Tensor) -> Tensor:
+def mean_gaps(x: Tensor, y: Tensor) -> Tensor:  # (V, d), (W, d) -> (V, W)
     """Squared distances from differences: exactly zero, without cancellation."""
     step = max(1, (1 << 22) // max(1, y.numel()))
     return torch.cat([(rows[:, None] - y[None]).square().sum(2) for rows in x.split(step)])

@@ -12,6 +12,7 @@ from otdd_flash.errors import DataError, LabelError, SettingsError, WeightError
 from otdd_flash.factors import factorize
 from otdd_flash.gaussians import class_laws, laws_from_moments, merge
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
@@ -144,9 +145,11 @@ def test_factors_reveal_the_rank(seed, rank, batched):
     f = torch.from_numpy(rng.normal(size=(3, rank, 7)) * 10.0 ** rng.integers(-6, 6, size=7))
     covariances = f.mT @ f
     scale = covariances.diagonal(dim1=1, dim2=2).sqrt()
+    given = covariances.to(DEVICE if batched else "cpu")
     for factor, covariance, s in zip(
-        factorize(covariances, batched=batched), covariances, scale, strict=True
+        factorize(given, batched=batched), covariances, scale, strict=True
     ):
+        factor = factor.cpu()
         assert factor.shape == (rank, 7)
         gap = (factor.mT @ factor - covariance).abs()
         assert bool((gap <= 1e-13 * s[:, None] * s).all())
@@ -158,8 +161,11 @@ def test_batched_factors_equal_lapack():
     covariances[1, 4] = covariances[1, :, 4] = 0  # a constant feature
     covariances[2] = 0
     for one, two in zip(
-        factorize(covariances, batched=True), factorize(covariances, batched=False), strict=True
+        factorize(covariances.to(DEVICE), batched=True),
+        factorize(covariances, batched=False),
+        strict=True,
     ):
+        one = one.cpu()
         # ties of the pivots are broken by rounding: rows may differ, their Gram matrix not
         assert one.shape == two.shape
         torch.testing.assert_close(one.mT @ one, two.mT @ two, rtol=0, atol=1e-14 * 30)

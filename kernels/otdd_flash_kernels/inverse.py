@@ -27,7 +27,7 @@ from otdd_flash_kernels.launch import current
 
 # columns of a block that one program holds, and its warps: eight entries a thread, so that a sweep
 # waits for few operations
-SIDE, WARPS = 32, 4
+SIDE, WARPS = 64, 16
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -72,7 +72,7 @@ class Augmented(Features):
         """The target's particles."""
         return self._target
 
-    def costs(self, points: Tensor, renew: bool) -> LabelCosts:
+    def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCosts:
         """Return zeros: label costs are in the particles."""
         if self._kept is None:
             vx, vy = self.scene.x.laws.classes, self.scene.y.laws.classes

@@ -17,7 +17,7 @@ from otdd_flash.flows.settings import FlowSettings, described
 # settings that say where a flow is computed, not what
 ELSEWHERE = ("device", "memory_budget")
 # layout of the file; raised when a reader of the old layout would misread the new one
-FORMAT = 1
+FORMAT = 2
 KEY = "otdd-flash flow"
 
 

@@ -20,25 +20,17 @@ import torch
 from torch import Tensor
 
 from otdd_flash.attached import law_pull, points_pull
-from otdd_flash.bures import coupled_cost, gaussian_w2, label_cost
+from otdd_flash.bures import gaussian_w2, label_cost
 from otdd_flash.couplings import Couplings
+from otdd_flash.flows.law_distances import FLOOR, NEGLIGIBLE, LawDistances
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.flows.terms import Evaluation, LabelCosts
 from otdd_flash.flows.tied import affine_field
 from otdd_flash.gaussians import ClassLaws, class_laws
 from otdd_flash.prepared import Prepared
 
-# class pairs of a smaller share of the mass are left out of the gradient: each would cost a
-# decomposition, and moves a sample by less than float32 resolves
-NEGLIGIBLE = 1e-8
-# bound of the errors of label costs, relative to |F G^T|_*, and directions that their gradient
-# follows in full: both below what moving points are rounded by, and a bound that late laws, narrow
-# in many directions, keep without a second round on a GPU
-ACCURACY, FLOOR = 1e-5, 1e-7
-# bytes of polar factors that wait for the gradient: 190 of a pair of 784 features in float32
-KEEP_LIMIT = 450 << 20
-# bytes of temporaries of their making, before the points of a step need as many
-WORKSPACE = 832 << 20
+# of the names of their tensors in a checkpoint
+DISTANCES = "laws_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +85,7 @@ class Features:
         self,
         points: Tensor,  # (n, p)
         renew: bool,  # whether what moves with the points is made anew
+        last: bool,  # whether it is made in full
     ) -> LabelCosts:
         """Return the label costs at some points, in units of the cost."""
         if self._kept is None:
@@ -109,6 +102,13 @@ class Features:
         """Return the gradient of S by normalised points, over the weights."""
         assert found.gap is not None
         return found.gap.mul_(2.0 * self.scene.feature_scale)
+
+    def saw(self, found: Evaluation) -> float:
+        """Take what was found; return what label costs that were bounded hide of the value."""
+        return 0.0
+
+    def walked(self, before: Tensor, after: Tensor) -> None:  # (n, p) each
+        """Take where the points went."""
 
     def features(self, points: Tensor) -> Tensor:  # (n, p) -> (n, d)
         """Return the part of moving points that is a sample."""
@@ -133,30 +133,36 @@ class Attached(Features):
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
+        self._distances = LawDistances(scene.y.laws)
+        self._hidden = 0.0  # of the value, when laws were measured last
         # of the points at this step, until they were read
         self._laws: tuple[ClassLaws, Couplings] | None = None
         self._pull: Tensor | None = None  # (n, d) the label costs' part of the last gradient
 
-    def costs(self, points: Tensor, renew: bool) -> LabelCosts:
+    def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCosts:
         """Return the label costs of the laws at some points."""
         scene, target = self.scene, self.scene.y.laws
         if scene.label_scale == 0:
-            return super().costs(points, renew)
-        if self._kept is None or renew:
+            return super().costs(points, renew, last)
+        if self._kept is None or renew or last:
             unit = scene.label_unit
             yy = self._kept.yy if self._kept else gaussian_w2(target, target) * unit
             laws = scene.laws(points)
-            found = coupled_cost(
-                laws,
-                target,
-                accuracy=ACCURACY,
-                floor=FLOOR,
-                keep_limit=KEEP_LIMIT,
-                memory_limit=WORKSPACE,
-            )
+            found = self._distances.measure(laws, last)
             self._laws = laws, found.couplings
             self._kept = LabelCosts(found.xy * unit, found.xx * unit, yy)
         return self._kept
+
+    def saw(self, found: Evaluation) -> float:
+        """Take the plans of the distances, where they were summed over class pairs."""
+        if self.scene.label_scale and found.mass is not None:
+            hidden = self._distances.saw(found.mass, found.inner_mass)
+            self._hidden = hidden * self.scene.label_unit
+        return self._hidden
+
+    def walked(self, before: Tensor, after: Tensor) -> None:
+        """Take where the samples went."""
+        self._distances.walked(before, after, self.scene.x.side)
 
     def gradient(self, points: Tensor, found: Evaluation, renew: bool) -> Tensor:
         """Return the gradient through the samples and through the laws."""
@@ -185,18 +191,23 @@ class Attached(Features):
         return moved.div_(side.weights.to(moved)[:, None])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return label costs and their gradient where later steps reuse them."""
+        """Return what is known of label costs, and their gradient where later steps reuse it."""
+        out = {DISTANCES + name: t for name, t in self._distances.tensors().items()}
         if self.scene.settings.laws_every == 1 or self._kept is None or self._pull is None:
-            return {}
-        return {"label_xy": self._kept.xy, "label_xx": self._kept.xx, "label_pull": self._pull}
+            return out
+        out |= {"label_xy": self._kept.xy, "label_xx": self._kept.xx, "label_pull": self._pull}
+        return out | {"label_hidden": self._pull.new_tensor(self._hidden, dtype=torch.float64)}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take label costs and their gradient."""
+        self._distances.restore(
+            {k.removeprefix(DISTANCES): t for k, t in tensors.items() if k.startswith(DISTANCES)}
+        )
         if "label_pull" in tensors:
             target = self.scene.y.laws
             yy = gaussian_w2(target, target) * self.scene.label_unit
             self._kept = LabelCosts(tensors["label_xy"], tensors["label_xx"], yy)
-            self._pull = tensors["label_pull"]
+            self._pull, self._hidden = tensors["label_pull"], float(tensors["label_hidden"])
 
 
 class Tied(Attached):

@@ -48,7 +48,8 @@ OWN = (
 )
 OWN_PATTERNS = ("trajectory-*.safetensors", "grid-*.png", "scatter-*.png", ".otdd-*.tmp")
 COLUMNS = (
-    "step value objective distance marginal_error converged passes self_passes speed moved seconds"
+    "step value objective distance marginal_error converged passes self_passes speed moved "
+    "label_error seconds"
 ).split()
 
 
@@ -211,6 +212,7 @@ def _row(state: FlowState) -> list[float]:
         *state.passes,
         state.speed,
         state.moved,
+        state.label_error,
         state.seconds["total"],
     ]
 

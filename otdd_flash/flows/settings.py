@@ -211,6 +211,8 @@ class FlowState:
         float  # root mean square of the gradient over samples; 0 at the last step, which has none
     )
     moved: float  # root mean square distance by which the cost rounded the points, in cost units
+    # at most what label costs that were bounded from earlier steps, not measured, hide of the value
+    label_error: float
     seconds: dict[str, float]  # by section, and "total"
     backend: str  # what ran, for example "triton, 1 int8 slice(s)"
     notes: tuple[str, ...] = ()  # what was reused from earlier steps, solves that did not converge

@@ -119,7 +119,7 @@ class Flow(Iterator[FlowState]):
         if last:
             self._before_last = self._snapshot()
         points = self._points
-        costs = self._mode.costs(points, renew_laws)
+        costs = self._mode.costs(points, renew_laws, last)
         laps.lap("laws")
         found = self._terms.evaluate(
             points,
@@ -131,11 +131,12 @@ class Flow(Iterator[FlowState]):
         )
         if self._at_rest:
             found = replace(found, value=0.0)
+        hidden = self._mode.saw(found)
         v = None if last else self._gradient(points, found, renew_laws)
         laps.lap("pull")
         extra = self._extra(points, v)
         speed = 0.0 if v is None else self._speed(v)
-        state = self._state(points, found, extra, speed)
+        state = self._state(points, found, hidden, extra, speed)
         if v is not None:
             self._move(points, v)
         laps.lap("move")
@@ -161,7 +162,7 @@ class Flow(Iterator[FlowState]):
             return
         begin = self._mode.source
         self._points = begin.to(float_type(x.side.points, y.side.points))
-        costs = self._mode.costs(self._points, True)
+        costs = self._mode.costs(self._points, True, False)
         self._terms.begin(begin, costs)
         clouds = LabelledClouds(x.side, y.side, costs.xy, costs.xx, costs.yy, unit)
         self._at_rest = solver.debias and clouds.matching is not None
@@ -191,6 +192,7 @@ class Flow(Iterator[FlowState]):
                 f"the points ran away to infinity or NaN at step {self.step}: lower step_size "
                 f"({self.settings.step_size})"
             )
+        self._mode.walked(points, moved)
         self._at_rest = self._at_rest and torch.equal(moved, points)
         self._points = moved
 
@@ -207,14 +209,18 @@ class Flow(Iterator[FlowState]):
             return box
         return (0.0, 255.0) if self._whole and self.settings.mode != "tied" else None
 
-    def _state(self, points: Tensor, found: Evaluation, extra: float, speed: float) -> FlowState:
+    def _state(
+        self, points: Tensor, found: Evaluation, hidden: float, extra: float, speed: float
+    ) -> FlowState:
         self._read_labels(points)
         notes = []
         if not found.converged:
             notes.append("a solve stopped before its tolerance")
+        # the last step has no gradient, and laws of its own
+        laws_every = self.settings.laws_every if self._mode.wants_mass else 1
         for every, what in (
             (self.settings.self_every, "the self term's part of the gradient"),
-            (self.settings.laws_every if self._mode.wants_mass else 1, "class laws"),
+            (1 if self.step == self.settings.steps else laws_every, "class laws"),
         ):
             if self.step % every:
                 notes.append(f"{what}: as at step {self.step - self.step % every}")
@@ -231,6 +237,7 @@ class Flow(Iterator[FlowState]):
             epsilon=self._terms.eps,
             speed=speed,
             moved=found.moved,
+            label_error=hidden,
             seconds={},
             backend=found.backend,
             notes=tuple(notes),
