@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -21,15 +22,15 @@ def pure_tiles(
     height: int,  # rows of a tile
 ) -> Tensor:  # (tiles, 3) int32: first row, end row, class
     """Cut sorted rows into tiles of at most ``height`` rows that never cross a class seam."""
-    counts = torch.bincount(labels, minlength=classes)
-    ends = torch.cumsum(counts, 0)
-    per_class = (counts + height - 1) // height
-    klass = torch.repeat_interleave(torch.arange(classes, device=labels.device), per_class)
-    before = torch.cumsum(per_class, 0) - per_class
-    index = torch.arange(len(klass), device=labels.device) - before[klass]
+    counts = torch.bincount(labels, minlength=classes).cpu().numpy()
+    ends = counts.cumsum()
+    per_class = -(-counts // height)
+    klass = np.repeat(np.arange(classes), per_class)
+    index = np.arange(len(klass)) - (per_class.cumsum() - per_class)[klass]
     start = (ends - counts)[klass] + index * height
-    end = torch.minimum(start + height, ends[klass])
-    return torch.stack([start, end, klass], dim=1).to(torch.int32).contiguous()
+    end = np.minimum(start + height, ends[klass])
+    table = np.stack([start, end, klass], axis=1).astype(np.int32)
+    return torch.from_numpy(table).to(labels.device)
 
 
 def with_steps(
@@ -61,30 +62,28 @@ def column_runs(
     parts: int = 1,  # pieces of about equal work that a span is cut into
 ) -> tuple[Tensor, Tensor]:  # (runs, 3) int32: first, end, steps; (segments + 1,) int32 into them
     """Cut spans of columns into segments, and those into runs of tiles with the same steps."""
-    runs: list[tuple[int, int, int]] = []
-    seams = [0]
+    runs, seams = [np.zeros((0, 3), dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+    count = 0
     for begin, end in spans:
-        starts = range(begin, end, width)
-        if extent is None:
-            needs = [steps] * len(starts)
-        else:
-            needs = [
-                max(1, -(-int(extent[j : min(j + width, end)].max()) // depth)) for j in starts
-            ]
-        share, done, piece = sum(needs) / parts, 0, 1
-        for j, need in zip(starts, needs, strict=True):
-            fresh = len(runs) == seams[-1]
-            if not fresh and runs[-1][2] == need:
-                runs[-1] = (runs[-1][0], min(j + width, end), need)
-            else:
-                runs.append((j, min(j + width, end), need))
-            done += need
-            if done >= share * piece and piece < parts and j + width < end:
-                seams.append(len(runs))
-                piece += 1
-        seams.append(len(runs))
-    table = torch.tensor(runs, dtype=torch.int32).reshape(-1, 3)
-    return table, torch.tensor(seams, dtype=torch.int32)
+        starts = np.arange(begin, end, width)
+        if not len(starts):
+            seams.append(np.array([count]))
+            continue
+        needs = np.full(len(starts), steps)
+        if extent is not None:
+            widest = np.maximum.reduceat(extent[begin:end].numpy(), starts - begin)
+            needs = np.maximum(1, -(-widest.astype(np.int64) // depth))
+        # a piece ends with the tile that completes its share of the work
+        done = needs.cumsum()
+        cuts = 1 + np.searchsorted(done, done[-1] / parts * np.arange(1, parts))
+        cuts = np.unique(np.append(cuts[cuts < len(starts)], len(starts)))
+        firsts = np.unique(np.concatenate([[0], cuts[:-1], 1 + np.flatnonzero(np.diff(needs))]))
+        lasts = np.append(starts[firsts[1:]], end)
+        runs.append(np.stack([starts[firsts], lasts, needs[firsts]], axis=1))
+        seams.append(count + np.searchsorted(firsts, cuts))
+        count += len(firsts)
+    table = np.concatenate(runs).astype(np.int32)
+    return torch.from_numpy(table), torch.from_numpy(np.concatenate(seams).astype(np.int32))
 
 
 @triton.jit
