@@ -11,11 +11,11 @@ matrix once more. A CPU gets fewer samples by the options.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from scipy.ndimage import rotate
 
@@ -116,32 +116,29 @@ def bootstrap_section(
     }
 
 
-def main() -> None:
-    """Measure and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--samples", type=int, default=5000, help="of each of the ten datasets")
-    parser.add_argument("--large", type=int, default=60000, help="a side, for the resamples")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--data-root", default=None)
-    parser.add_argument("--output", type=Path, default=None)
-    options = parser.parse_args()
-    names = ("mnist", "fashion-mnist")
-    digits, garments = (otdd.load(name, data_root=options.data_root) for name in names)
-    settings = otdd.OTDDSettings(normalize="unit", device=options.device)
-    large = [otdd.load(data, max_samples=options.large) for data in (digits, garments)]
-    sets = ten_sets(digits, garments, options.samples)
+@click.command(help=__doc__)
+@click.option("--samples", default=5000, show_default=True, help="Of each of the ten datasets.")
+@click.option("--large", default=60_000, show_default=True, help="A side, for the resamples.")
+@click.option("--device", default="auto", show_default=True)
+@click.option("--data-root", metavar="DIR", help="Folder with the IDX files.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(samples: int, large: int, device: str, data_root: str | None, output: Path | None) -> None:
+    """Measure, print the report and write it."""
+    digits, garments = (otdd.load(name, data_root=data_root) for name in ("mnist", "fashion-mnist"))
+    settings = otdd.OTDDSettings(normalize="unit", device=device)
+    src, tgt = (otdd.load(data, max_samples=large) for data in (digits, garments))
+    sets = ten_sets(digits, garments, samples)
     report = {
         "what": "a matrix of ten datasets; 50 resamples beside one distance",
-        **machine(resolve_device(options.device)),
+        **machine(resolve_device(device)),
         "matrix": matrix_section(sets, settings),
-        "bootstrap": bootstrap_section(large[0], large[1], settings),
+        "bootstrap": bootstrap_section(src, tgt, settings),
     }
-    if torch.cuda.device_count() > 1 and options.device == "auto":
+    if torch.cuda.device_count() > 1 and device == "auto":
         report["matrix on all GPUs"] = matrix_section(sets, settings, devices="all")
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
+    click.echo(json.dumps(report, indent=1))
+    if output:
+        output.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

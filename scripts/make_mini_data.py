@@ -8,17 +8,18 @@ time; ``manifest.json`` records their checksums, and those of the files they cam
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from otdd_flash.datasets import load, stratified_rows
 from otdd_flash.digests import array_digest
 
+PACKAGE = Path(__file__).resolve().parents[1] / "data" / "otdd_flash_data"
 SAMPLES = 2000
 SEED = 0
 ORIGIN: dict[str, dict[str, str]] = {
@@ -64,20 +65,19 @@ def make(name: str, data_root: Path, output: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.option("--data-root", type=click.Path(path_type=Path), required=True, help="Full IDX files.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=PACKAGE, help="Folder to write to."
+)
+def main(data_root: Path, output: Path) -> None:
     """Make both samples and the manifest."""
-    parser = argparse.ArgumentParser(description="Make the embedded samples from the full files.")
-    parser.add_argument("--data-root", type=Path, required=True, help="holds mnist, fashion-mnist")
-    default = Path(__file__).resolve().parents[1] / "data" / "otdd_flash_data"
-    parser.add_argument("--output", type=Path, default=default, help="folder to write to")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    manifest = {f"{name}-mini": make(name, options.data_root, options.output) for name in ORIGIN}
-    text = json.dumps(manifest, indent=2) + "\n"
-    (options.output / "manifest.json").write_text(text, "utf-8")
+    output.mkdir(parents=True, exist_ok=True)
+    manifest = {f"{name}-mini": make(name, data_root, output) for name in ORIGIN}
+    (output / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     for name, record in manifest.items():
-        size = (options.output / record["file"]).stat().st_size
-        print(f"{name}: {record['file']}, {size:,} bytes")
+        size = (output / record["file"]).stat().st_size
+        click.echo(f"{name}: {record['file']}, {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def main(data_root: str, samples: int, seed: int) -> None:
     blocks = [exact_label_cost(*pair) * unit for pair in ((x, y), (x, x), (y, y))]
     steps = divergence_steps(LabelledClouds(x, y, *blocks, unit), settings)
     exact = finish(steps)
-    print(
+    click.echo(
         json.dumps(
             {
                 **machine(device),

@@ -4,15 +4,16 @@ A tenth of the labels of n training samples is replaced by another class, drawn 
 target is the test set, whose labels are right. Reported is the share of the flips among the worst
 20 % by each part of the value, the mean and the extremes over seeds; a random order finds 20 %.
 
-    python scripts/value_flips.py --samples 2000 20000 --seeds 3
+    python scripts/value_flips.py --samples 2000 --samples 20000 --seeds 3
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+from typing import Any
 
+import click
 import torch
 
 import otdd_flash as otdd
@@ -43,18 +44,17 @@ def found(score: torch.Tensor, wrong: torch.Tensor) -> float:
     return float(wrong[worst].double().mean()) * WORST / FLIPPED
 
 
-def measure(n: int, seeds: int, options: argparse.Namespace) -> dict:
+def measure(n: int, seeds: int, device: str, data_root: str | None) -> dict[str, Any]:
     """Return what the parts of the value find among n samples."""
-    load = {"data_root": options.data_root}
-    target = otdd.load("mnist", split="test", max_samples=n, **load)
-    source = otdd.load("mnist", max_samples=n, **load)
-    settings = otdd.OTDDSettings(normalize="unit", device=options.device)
+    target = otdd.load("mnist", split="test", max_samples=n, data_root=data_root)
+    source = otdd.load("mnist", max_samples=n, data_root=data_root)
+    settings = otdd.OTDDSettings(normalize="unit", device=device)
     shares: dict[str, list[float]] = {part: [] for part in (*PARTS, "random order")}
     seconds, converged = [], True
     for seed in range(seeds):
         data, wrong = flipped(source, seed)
         values, spent = seconds_of(
-            lambda data=data: otdd.value(data, target, settings), resolve_device(options.device)
+            lambda data=data: otdd.value(data, target, settings), resolve_device(device)
         )
         seconds.append(spent)
         converged &= values.converged
@@ -79,24 +79,24 @@ def measure(n: int, seeds: int, options: argparse.Namespace) -> dict:
     }
 
 
-def main() -> None:
-    """Measure and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--samples", type=int, nargs="+", default=[2000, 20000])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--data-root", default=None)
-    parser.add_argument("--output", type=Path, default=None)
-    options = parser.parse_args()
+@click.command(help=__doc__)
+@click.option("--samples", multiple=True, default=(2000, 20_000), show_default=True, help="A side.")
+@click.option("--seeds", default=3, show_default=True, help="Draws of the flips.")
+@click.option("--device", default="auto", show_default=True)
+@click.option("--data-root", metavar="DIR", help="Folder with the IDX files.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(
+    samples: tuple[int, ...], seeds: int, device: str, data_root: str | None, output: Path | None
+) -> None:
+    """Measure, print the report and write it."""
     report = {
         "what": f"share of {FLIPPED:.0%} flipped labels among the worst {WORST:.0%}",
-        **machine(resolve_device(options.device)),
-        "runs": [measure(n, options.seeds, options) for n in options.samples],
+        **machine(resolve_device(device)),
+        "runs": [measure(n, seeds, device, data_root) for n in samples],
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
+    click.echo(json.dumps(report, indent=1))
+    if output:
+        output.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

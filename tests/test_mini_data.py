@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import json
 import shutil
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -101,13 +100,12 @@ def test_damaged_manifest(copied, content):
 
 
 @pytest.mark.full
-def test_script_makes_the_same_arrays(full_data_root, tmp_path, monkeypatch, capsys):
+def test_script_makes_the_same_arrays(full_data_root, tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("make_mini_data", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     arguments = ["--data-root", str(full_data_root), "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["make_mini_data.py", *arguments])
-    script.main()
+    script.main(arguments, standalone_mode=False)
     assert "mnist_mini.npz" in capsys.readouterr().out
     made = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     kept = json.loads((DATA / "manifest.json").read_text("utf-8"))
