@@ -51,9 +51,10 @@ def test_clouds_say_where_points_are(cut, slices, kind, n, d):
         torch.testing.assert_close(cloud.residual, gap, rtol=0.1, atol=1e-7)
         norms = (cloud.dense()[:, :d]).square().sum(1)
         torch.testing.assert_close(cloud.bias, norms, rtol=1e-12, atol=1e-12)
-    seen = grid.stored(moving)
+    cloud = grid.cloud(moving)
+    seen = grid.stored(moving, cloud)
     assert (seen.dtype == torch.uint8) == grid.whole
-    where = stored_points(grid, grid.cloud(moving))
+    where = stored_points(grid, cloud)
     # computed and kept in the dtype of the points: some roundings of the largest
     rounding = torch.finfo(moving.dtype).eps * float(where.abs().max())
     torch.testing.assert_close(seen.double(), where, rtol=0, atol=2 * rounding)
@@ -86,7 +87,7 @@ def test_points_without_range_lie_on_any_grid():
     x = torch.zeros(3, 2)
     grid = Grid.of(x, x, 1)
     assert grid.covers(x) and not grid.cloud(x).residual.any()
-    assert torch.equal(grid.stored(x), x)
+    assert torch.equal(grid.stored(x, grid.cloud(x)), x)
 
 
 @pytest.mark.parametrize(

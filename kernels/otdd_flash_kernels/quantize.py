@@ -26,6 +26,8 @@ from torch import Tensor
 
 # float64 entries of one chunk: 16 MB
 CHUNK_ENTRIES = 1 << 21
+# digits squared at a time: 64 MB of float32
+DIGIT_ENTRIES = 1 << 24
 # grids on which float data often lie: integers, and 8-bit pixels divided by 255
 KNOWN_STEPS = (1.0, 1.0 / 255.0)
 # largest |q| that s signed 8-bit slices hold on both signs
@@ -61,9 +63,15 @@ class Cloud:
     @cached_property
     def slice_norms(self) -> list[float]:
         """Largest norm of a point's digits in each slice, lowest slice first; read once."""
-        height = max(1, CHUNK_ENTRIES // self.data.shape[-1])
+        height = max(1, DIGIT_ENTRIES // self.data.shape[-1])
+        # squares of digits are whole in float32
         tops = [
-            torch.stack([part.double().square().sum(1).max() for part in digits.split(height)])
+            torch.stack(
+                [
+                    part.float().square_().sum(1, dtype=torch.float64).max()
+                    for part in digits.split(height)
+                ]
+            )
             for digits in self.data
         ]
         return torch.stack(tops).amax(1).sqrt().tolist()

@@ -111,23 +111,29 @@ class Grid:
             part = points[rows].to(working) - offset
             q = (part / self.step).round_()
             residual[rows] = part.sub_(q, alpha=self.step).square_().sum(1).double()
-            bias[rows] = q.double().square().sum(1)
+            # squares of 8 bits are whole in float32
+            squares = q.square() if self.slices == 1 else q.double().square()
+            bias[rows] = squares.sum(1, dtype=torch.float64)
             if self.cut:
                 _cut(q, data[:, rows, :d])
             else:
                 data[rows] = q.to(data.dtype)
         return Cloud(data, bias, self.step, residual)
 
-    def stored(self, points: Tensor) -> Tensor:  # (n, d)
-        """Return floating points as the cost sees them: uint8 where the grid is that."""
+    def stored(
+        self,
+        points: Tensor,  # (n, d) floating
+        cloud: Cloud,  # of the points
+    ) -> Tensor:  # (n, d)
+        """Return points as the cost sees them: uint8 where the grid is that."""
         if not self.slices:
             return points
         offset = self.offset.to(points.dtype)
         kind = torch.uint8 if self.whole else points.dtype
         out = torch.empty(points.shape, dtype=kind, device=points.device)
         for rows in _chunks(points):
-            q = ((points[rows] - offset) / self.step).round_()
-            out[rows] = q.mul_(self.step).add_(offset).to(kind)
+            q = replace(cloud, data=cloud.data[..., rows, :]).dense(points.dtype)
+            out[rows] = (q[:, : points.shape[1]] * self.step).add_(offset)
         return out
 
 
@@ -157,6 +163,9 @@ def _chunks(points: Tensor) -> Iterator[slice]:
 
 def _cut(q: Tensor, out: Tensor) -> None:  # (k, d) whole numbers, (slices, k, d) int8
     """Write the signed bytes of q, the lowest first."""
+    if len(out) == 1:
+        out[0] = q
+        return
     rest = q.to(torch.int32)
     for s in range(len(out)):
         digit = ((rest + 128) & 255) - 128

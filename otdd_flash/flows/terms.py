@@ -146,7 +146,8 @@ class Terms:
         """Solve both moving terms; the cost of each is freed before the next is made."""
         if not self.grid.covers(points):
             self.set_grid(self.grid.widened(points))
-        cloud, stored = self.grid.cloud(points), self.grid.stored(points)
+        cloud = self.grid.cloud(points)
+        stored = self.grid.stored(points, cloud)
         x, y, eps = self.x, self.y, self.eps
         op = _with_sums(self._operator(self._pair(cloud, costs.xy)), mass)
         cross = self._solve_cross(op)
