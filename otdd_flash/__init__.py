@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from otdd_flash.results import load_result, save
     from otdd_flash.samples_loss import SamplesLoss
     from otdd_flash.second_order import HVPResult, hvp
-    from otdd_flash.types import LabelledDataset, OTDDResult, OTDDSettings, Progress, Transport
+    from otdd_flash.settings import OTDDSettings
+    from otdd_flash.types import LabelledDataset, OTDDResult, Progress, Transport
     from otdd_flash.valuation import value
 
 __version__ = "0.1.0"

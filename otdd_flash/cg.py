@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.errors import ConvergenceWarning, SettingsError
-from otdd_flash.types import check_number, is_integer, shown
+from otdd_flash.settings import check_integer, check_number
 
 # relative residuals that the precision of the products lets conjugate gradients reach
 REACHED = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -37,8 +37,7 @@ class CGSettings:
     def __post_init__(self) -> None:
         if self.tol is not None and check_number("cg_tol", self.tol, positive=True) >= 1:
             raise SettingsError(f"cg_tol is {self.tol}, expected a number between 0 and 1")
-        if not is_integer(self.most) or self.most < 1:
-            raise SettingsError(f"cg_max is {shown(self.most)}, expected an integer >= 1")
+        check_integer("cg_max", self.most, 1)
 
 
 @dataclass(frozen=True)

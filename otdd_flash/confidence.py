@@ -34,12 +34,8 @@ from otdd_flash.divergence import (
 )
 from otdd_flash.errors import SettingsError
 from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator
-from otdd_flash.types import (
-    Interval,
-    OTDDSettings,
-    Progress,
-    is_integer,
-)
+from otdd_flash.settings import OTDDSettings, check_flag, check_integer, is_integer
+from otdd_flash.types import Interval, Progress
 from otdd_flash_kernels.pair import CostPair
 
 KEPT_BYTES = 1 << 28  # of the resamples of one dataset, drawn once
@@ -65,10 +61,13 @@ class Confidence:
                 f"bootstrap is {shown(self.bootstrap)}, expected 0 or an integer >= {FEWEST}: "
                 "the number of resamples"
             )
-        if not isinstance(self.noise_floor, bool):
-            raise SettingsError(f"noise_floor is {shown(self.noise_floor)}, expected True or False")
-        if not is_integer(self.seed) or self.seed < 0:
-            raise SettingsError(f"seed is {shown(self.seed)}, expected an integer >= 0")
+        plain = {
+            "bootstrap": int(self.bootstrap),
+            "noise_floor": check_flag("noise_floor", self.noise_floor),
+            "seed": check_integer("seed", self.seed, 0),
+        }
+        for key, value in plain.items():
+            object.__setattr__(self, key, value)
 
 
 def interval(

@@ -7,13 +7,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from otdd_flash.checks import shown
 from otdd_flash.eigenvalue import MinEigenvalue
-from otdd_flash.errors import ConvergenceWarning, SettingsError
+from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.landscape import Landscape, Local
-from otdd_flash.types import Progress, check_number, is_integer
+from otdd_flash.settings import check_flag, check_integer, check_number
+from otdd_flash.types import Progress
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,10 @@ class NewtonSettings:
         for key in ("gtol", "radius", "curvature_tol"):
             check_number(key, getattr(self, key), positive=True)
         for key in ("max_steps", "max_products"):
-            value = getattr(self, key)
-            if not is_integer(value) or value < 1:
-                raise SettingsError(f"{key} is {shown(value)}, expected an integer >= 1")
+            check_integer(key, getattr(self, key), 1)
         for key in ("escape", "watch"):
-            value = getattr(self, key)
-            if not isinstance(value, (bool, np.bool_)):
-                raise SettingsError(f"{key} is {shown(value)}, expected True or False")
-        if not is_integer(self.seed) or self.seed < 0:
-            raise SettingsError(f"seed is {shown(self.seed)}, expected an integer >= 0")
+            check_flag(key, getattr(self, key))
+        check_integer("seed", self.seed, 0)
 
 
 @dataclass(frozen=True)

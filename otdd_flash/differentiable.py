@@ -20,7 +20,8 @@ from otdd_flash.divergence import Divergence, LabelledClouds
 from otdd_flash.errors import SettingsError
 from otdd_flash.gaussians import ClassLaws
 from otdd_flash.loss import solved_loss
-from otdd_flash.types import LabelledDataset, OTDDSettings
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import LabelledDataset
 
 
 def check_differentiable(src: LabelledDataset, tgt: LabelledDataset) -> None:

@@ -30,8 +30,9 @@ from otdd_flash.cost import Margin, Problem, Side, make_problem
 from otdd_flash.errors import ConvergenceWarning, DataError, SettingsError
 from otdd_flash.matching import Matching, match
 from otdd_flash.ops import streamed
+from otdd_flash.settings import OTDDSettings, parse_epsilon
 from otdd_flash.sinkhorn import Solution, Solve, hidden_error, solve_symmetric
-from otdd_flash.types import OTDDSettings, Progress, parse_epsilon
+from otdd_flash.types import Progress
 from otdd_flash_kernels.pair import CostPair
 
 # costs and eps beyond this, or below its inverse, have squares near the ends of float64

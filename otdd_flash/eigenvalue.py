@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import shown
-from otdd_flash.errors import ConvergenceWarning, SettingsError
+from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.landscape import Function, Landscape, Layout, Parameters
-from otdd_flash.types import check_number, is_integer
+from otdd_flash.settings import check_integer, check_number
 
 # up to this many parameters all columns of the Hessian cost what Lanczos needs, and are exact
 DENSE = 20
@@ -93,10 +92,7 @@ def smallest(
 ) -> MinEigenvalue:  # its vector is (N,) float64
     """Return the smallest eigenvalue of a symmetric product with (N,) float64 vectors."""
     tol = check_number("tol", tol, positive=True)
-    if not is_integer(most) or most < 1:
-        raise SettingsError(f"max_products is {shown(most)}, expected an integer >= 1")
-    if not is_integer(seed) or seed < 0:
-        raise SettingsError(f"seed is {shown(seed)}, expected an integer >= 0")
+    most, seed = check_integer("max_products", most, 1), check_integer("seed", seed, 0)
     watched = _Watched(product, layout.device, most)
     ended = True
     try:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from otdd_flash.bures import label_cost
 from otdd_flash.certificate import class_mass, renumbered
-from otdd_flash.checks import shown
 from otdd_flash.cost import check_dimensions
 from otdd_flash.divergence import Divergence, Term, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
@@ -33,9 +32,10 @@ from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
+from otdd_flash.settings import OTDDSettings, check_integer
 from otdd_flash.sinkhorn import finish, hidden_error
 from otdd_flash.timing import device_name, versions
-from otdd_flash.types import LabelledDataset, OTDDSettings, Progress, Transport, is_integer
+from otdd_flash.types import LabelledDataset, Progress, Transport
 
 NOTHING = CostSplit(0.0, 0.0, 0.0)
 # L1 error of the marginals that rounding may hide in a plan that is read
@@ -79,8 +79,7 @@ def explain_steps(
 ) -> Generator[Progress, None, Explanation]:
     """Compute as :func:`explain` does, yielding progress to whoever shows it."""
     begin, settings = time.perf_counter(), given_or_default(settings, OTDDSettings)
-    if not is_integer(pairs) or pairs < 0:
-        raise SettingsError(f"pairs is {shown(pairs)}, expected an integer >= 0")
+    pairs = check_integer("pairs", pairs, 0)
     check_dimensions(src, tgt)
     device = resolve_device(settings.device)
     x, y = yield from prepare_steps((src, tgt), settings, device, more=1)

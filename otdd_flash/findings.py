@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from otdd_flash.errors import DataError
-from otdd_flash.types import (
-    DatasetSummary,
-    Interval,
-    LabelledDataset,
-    NoiseFloor,
-    OTDDSettings,
-    Transport,
-)
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import DatasetSummary, Interval, LabelledDataset, NoiseFloor, Transport
 
 
 @dataclass(frozen=True)

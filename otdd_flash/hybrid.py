@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from otdd_flash.checks import shown
 from otdd_flash.descent import (
     DescentResult,
     DescentState,
@@ -26,11 +25,11 @@ from otdd_flash.descent import (
     warn_unfinished,
 )
 from otdd_flash.eigenvalue import MinEigenvalue
-from otdd_flash.errors import SettingsError
 from otdd_flash.landscape import Function, Landscape, Local, Parameters
 from otdd_flash.newton import goes_down, least_curvature, newton_steps, ways_out
+from otdd_flash.settings import check_integer, check_number
 from otdd_flash.sinkhorn import finish
-from otdd_flash.types import Progress, check_number, is_integer
+from otdd_flash.types import Progress
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class AdamSettings:
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate, positive=True)
         for key, name in (("max_steps", "adam_steps"), ("check_every", "check_every")):
-            value = getattr(self, key)
-            if not is_integer(value) or value < 1:
-                raise SettingsError(f"{name} is {shown(value)}, expected an integer >= 1")
+            check_integer(name, getattr(self, key), 1)
 
 
 def adam_newton(

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from otdd_flash.derivatives import differentiable_value
 from otdd_flash.divergence import Divergence, LabelledClouds
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.solved import Constants, divergence_inputs
-from otdd_flash.types import OTDDSettings
 
 
 def sinkhorn_divergence(

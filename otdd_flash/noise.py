@@ -17,7 +17,8 @@ from otdd_flash.divergence import divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.ops import resolve_device
 from otdd_flash.prepared import clouds_of, prepare_steps
-from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import LabelledDataset, NoiseFloor, Progress
 
 Value = TypeVar("Value")
 

@@ -37,16 +37,10 @@ from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.ops import free_memory, resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps, units
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import Laps, device_name, versions
-from otdd_flash.types import (
-    LabelledDataset,
-    NoiseFloor,
-    OTDDResult,
-    OTDDSettings,
-    Progress,
-    Transport,
-)
+from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDResult, Progress, Transport
 
 # seconds for one entry of the cost, as `scripts/bench_cpu.py` and `scripts/bench_gpu.py` measure
 CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 0.7e-9, 2e-11, 2.5e-15

@@ -22,9 +22,10 @@ from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.findings import PairValue
 from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.prepared import Prepared, mean_cost, notes_of, prepare_steps
+from otdd_flash.settings import OTDDSettings, parse_epsilon
 from otdd_flash.shared import Pair, Shared
 from otdd_flash.timing import Laps
-from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDSettings, Progress, parse_epsilon
+from otdd_flash.types import LabelledDataset, NoiseFloor, Progress
 
 
 class PairStore(Protocol):

@@ -13,7 +13,8 @@ from otdd_flash.bures import LabelCost, accuracy_notes
 from otdd_flash.cost import Margin, Side, make_side, normalisation
 from otdd_flash.divergence import LabelledClouds
 from otdd_flash.gaussians import ClassLaws, class_laws
-from otdd_flash.types import DatasetSummary, LabelledDataset, OTDDSettings, Progress
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import DatasetSummary, LabelledDataset, Progress
 
 # float64 entries of one chunk: 32 MB
 CHUNK_ENTRIES = 1 << 22

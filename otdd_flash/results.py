@@ -7,7 +7,8 @@ from typing import Any
 
 from otdd_flash.archive import plain, read_archive, write_archive
 from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
-from otdd_flash.types import Interval, NoiseFloor, OTDDResult, OTDDSettings
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import Interval, NoiseFloor, OTDDResult
 
 # what a file can hold, by the name in its header
 KINDS: dict[str, type] = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from otdd_flash.checks import WEIGHT_SUM_TOLERANCE, check_masses, shown
 from otdd_flash.errors import DataError, SettingsError, WeightError
+from otdd_flash.settings import check_choice
 
 BACKENDS = ("auto", "tensorized", "online", "multiscale")
 FORMS = "expected (x, y) or (a, x, b, y)"
@@ -32,8 +33,7 @@ def check_offered(loss: Any, p: Any, cost: Any, kernel: Any, backend: Any) -> No
                 f"{key} is {shown(value)}, expected None: {whose} of one's own cannot be streamed; "
                 "the cost is half the squared Euclidean distance"
             )
-    if backend not in BACKENDS:
-        raise SettingsError(f"backend is {shown(backend)}, expected one of {', '.join(BACKENDS)}")
+    check_choice("backend", backend, BACKENDS)
 
 
 def read_arguments(

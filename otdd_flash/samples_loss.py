@@ -17,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import shown
 from otdd_flash.cost import Margin, Side, make_problem, make_side
 from otdd_flash.divergence import LabelledClouds, divergence_steps, warn_unconverged
-from otdd_flash.errors import SettingsError
 from otdd_flash.loss import divergence_loss
 from otdd_flash.ops import device_of
 from otdd_flash.samples_arguments import check_offered, equal_mass, read_arguments
+from otdd_flash.settings import OTDDSettings, check_flag, check_number
 from otdd_flash.sinkhorn import finish
-from otdd_flash.types import OTDDSettings, check_number
 from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
 
 COST = 0.5  # of one squared unit of the points
@@ -99,14 +97,12 @@ class SamplesLoss(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_offered(loss, p, cost, kernel, backend)
-        if not isinstance(potentials, bool):
-            raise SettingsError(f"potentials is {shown(potentials)}, expected True or False")
         self.loss, self.p, self.cost, self.kernel = loss, p, cost, kernel
         self.blur = check_number("blur", blur, positive=True)
         self.reach = None if reach is None else check_number("reach", reach, positive=True)
         self.diameter, self.scaling, self.truncate = diameter, scaling, truncate
         self.cluster_scale, self.verbose, self.backend = cluster_scale, verbose, backend
-        self.debias, self.potentials = debias, potentials
+        self.debias, self.potentials = debias, check_flag("potentials", potentials)
         # checked on construction; a call reads the attributes again, which users set
         self.tol, self.max_passes, self.slices = tol, max_passes, slices
         self.device, self.memory_budget = device, memory_budget

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cg import CGSettings, warn_unsolved
-from otdd_flash.checks import dense_points, shown
-from otdd_flash.errors import DataError, SettingsError
+from otdd_flash.checks import dense_points
+from otdd_flash.errors import DataError
 from otdd_flash.ops import resolve_device
+from otdd_flash.settings import OTDDSettings, check_choice
 from otdd_flash.solved import SolvedDivergence, divergence_inputs
-from otdd_flash.types import OTDDSettings
 
 SIDES = ("x", "y", "xy")
 # marginal errors that are reached on a device at eps of 1 % of the mean cost
@@ -100,8 +100,7 @@ def hvp(
     Memory: O((n + m) d), and plans that are stored where they fit the budget and are read faster
     than they are remade.
     """
-    if wrt not in SIDES:
-        raise SettingsError(f"wrt is {shown(wrt)}, expected one of {', '.join(SIDES)}")
+    check_choice("wrt", wrt, SIDES)
     settings = CGSettings(cg_tol, cg_max)
     asked = OTDDSettings(
         epsilon=epsilon,

@@ -28,7 +28,8 @@ from otdd_flash.divergence import (
 )
 from otdd_flash.findings import PairValue
 from otdd_flash.prepared import Prepared, clouds_of
-from otdd_flash.types import Interval, OTDDSettings, Progress, Transport
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import Interval, Progress, Transport
 
 Pair = tuple[int, int]
 

@@ -17,7 +17,8 @@ from otdd_flash.findings import (
     extremes,
 )
 from otdd_flash.results import TABLE_ROWS, clipped, conventions, floor_text, sampled
-from otdd_flash.types import DatasetSummary, NoiseFloor, OTDDSettings
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import DatasetSummary, NoiseFloor
 
 LABEL = 13  # width of the first column
 NAME = 24  # characters of a dataset's name

@@ -34,9 +34,10 @@ from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_name, versions
-from otdd_flash.types import LabelledDataset, OTDDSettings, Progress
+from otdd_flash.types import LabelledDataset, Progress
 
 
 def value(

@@ -21,8 +21,9 @@ import torch
 
 from otdd_flash.datasets import load
 from otdd_flash.flows import FlowSettings, flow
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.timing import PeakMemory, machine
-from otdd_flash.types import LabelledDataset, OTDDSettings
+from otdd_flash.types import LabelledDataset
 
 SECTIONS = ("laws", "solve", "gradient", "pull", "move", "total")
 # steps that are not counted: the first solves from nothing, the second extrapolates from one

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from otdd_flash.cg import CGSettings
 from otdd_flash.float64 import BLOCK_ROWS, Float64Cost
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.solved import SolvedDivergence, divergence_inputs
 from otdd_flash.timing import PeakMemory, command_line, machine, median_ms, seconds_of
-from otdd_flash.types import OTDDSettings
 
 # of the points' spread: the central difference is good to 1e-6, gradients solved to 1e-11 allow it
 STEP = 1e-4

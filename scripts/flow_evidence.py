@@ -35,8 +35,9 @@ from otdd_flash.datasets.sampling import sample
 from otdd_flash.flows import FlowSettings, FlowState, flow
 from otdd_flash.gaussians import class_laws
 from otdd_flash.ops import resolve_device
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.timing import machine
-from otdd_flash.types import LabelledDataset, OTDDSettings
+from otdd_flash.types import LabelledDataset
 
 HIDDEN, BATCH, RATE = 256, 128, 1e-3
 # updates of a training and of what follows it on a few samples; a whole set gets more

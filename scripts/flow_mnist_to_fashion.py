@@ -16,8 +16,8 @@ import click
 from otdd_flash.datasets import load
 from otdd_flash.flows import FlowSettings, pictures
 from otdd_flash.flows.record import Record
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.timing import PeakMemory, machine
-from otdd_flash.types import OTDDSettings
 
 
 @click.command(help=__doc__)

@@ -2,13 +2,8 @@
 
 import torch
 
-from otdd_flash.types import (
-    DatasetSummary,
-    LabelledDataset,
-    OTDDResult,
-    OTDDSettings,
-    Transport,
-)
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import DatasetSummary, LabelledDataset, OTDDResult, Transport
 
 CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",

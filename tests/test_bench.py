@@ -29,8 +29,9 @@ from otdd_flash.datasets import load
 from otdd_flash.errors import DeviceError, SettingsError
 from otdd_flash.float64 import Float64Cost
 from otdd_flash.ops import WORKSPACE_BYTES
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.timing import Clock, PeakMemory, command_line, machine, median_ms, seconds_of
-from otdd_flash.types import LabelledDataset, OTDDSettings
+from otdd_flash.types import LabelledDataset
 
 CPU = torch.device("cpu")
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"

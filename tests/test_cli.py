@@ -25,7 +25,8 @@ from otdd_flash.cli.params import Device, MemorySize
 from otdd_flash.datasets import LoadSettings
 from otdd_flash.errors import ConvergenceWarning, DataError
 from otdd_flash.results import load_result
-from otdd_flash.types import OTDDSettings, Progress
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import Progress
 
 
 def run(*arguments):

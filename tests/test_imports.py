@@ -21,6 +21,7 @@ FLOORS = (
         "otdd_flash.samples",
         "otdd_flash.checks",
         "otdd_flash.labels",
+        "otdd_flash.settings",
         "otdd_flash.types",
         "otdd_flash.inputs",
     ),

@@ -13,7 +13,7 @@ from otdd_flash.cost import Margin
 from otdd_flash.flows import FlowSettings, flow, law_distances
 from otdd_flash.flows.law_distances import LawDistances
 from otdd_flash.gaussians import ClassLaws, class_laws
-from otdd_flash.types import OTDDSettings
+from otdd_flash.settings import OTDDSettings
 
 CLASSES = 3
 

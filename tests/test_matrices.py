@@ -171,7 +171,10 @@ def test_a_resumed_run_computes_what_is_missing(sets, tmp_path, monkeypatch):
 
 
 def test_resume_begins_where_nothing_is(sets, tmp_path):
-    found = otdd.matrix(sets[:2], SETTINGS, out=tmp_path / "new", resume=True)
+    # numbers of numpy are written as numbers
+    confidence = Confidence(bootstrap=np.int64(10), noise_floor=np.True_, seed=np.int64(1))
+    out = tmp_path / "new"
+    found = otdd.matrix(sets[:2], SETTINGS, confidence=confidence, out=out, resume=True)
     assert (tmp_path / "new" / "pairs" / "0000-0001.json").exists() and len(found.names) == 2
 
 

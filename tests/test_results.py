@@ -12,7 +12,7 @@ from fakes import fake_result
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.files import check_writable, written_whole
 from otdd_flash.results import bytes_text, conventions, load_result, save, summary, to_json
-from otdd_flash.types import OTDDSettings
+from otdd_flash.settings import OTDDSettings
 
 KEYS = {
     "source", "target", "distance", "squared", "squared_bounds", "transport", "epsilon",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from otdd_flash.errors import DataError, LabelError, OTDDError, SettingsError, WeightError
-from otdd_flash.types import LabelledDataset, OTDDSettings, parse_epsilon
+from otdd_flash.settings import OTDDSettings, parse_epsilon
+from otdd_flash.types import LabelledDataset
 
 X = np.arange(6.0).reshape(3, 2)
 

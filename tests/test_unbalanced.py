@@ -9,7 +9,7 @@ import torch
 from scipy.special import logsumexp
 
 import otdd_flash as otdd
-from otdd_flash.types import OTDDSettings
+from otdd_flash.settings import OTDDSettings
 from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
 
 

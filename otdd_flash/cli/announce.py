@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otdd_flash.types import LabelledDataset, OTDDSettings
+    from otdd_flash.settings import OTDDSettings
+    from otdd_flash.types import LabelledDataset
 
 # a run expected to take longer is announced with what would shorten it
 LONG_SECONDS = 60.0

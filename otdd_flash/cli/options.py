@@ -14,7 +14,7 @@ from otdd_flash.files import check_writable
 if TYPE_CHECKING:
     import torch
 
-    from otdd_flash.types import OTDDSettings
+    from otdd_flash.settings import OTDDSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # endings of the files that commands write
@@ -299,7 +299,7 @@ def check_files(
 
 def settings_of(options: dict[str, Any]) -> OTDDSettings:
     """Return the settings that the options of a distance and of the machine give."""
-    from otdd_flash.types import OTDDSettings
+    from otdd_flash.settings import OTDDSettings
 
     names = (
         "epsilon tol max_passes lambda_x lambda_y label_distance normalize convention "

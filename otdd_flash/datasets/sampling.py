@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import shown
 from otdd_flash.errors import SettingsError
+from otdd_flash.settings import check_integer, is_integer
 from otdd_flash.types import LabelledDataset
 
 
@@ -66,16 +68,12 @@ def stratified_rows(
 
 def check_sampling(max_samples: Any, seed: Any) -> None:
     """Raise SettingsError unless max_samples is None or >= 1 and seed an integer >= 0."""
-    if not _is_integer(seed) or seed < 0:
-        raise SettingsError(f"seed is {seed!r}, expected an integer >= 0")
-    if max_samples is not None and (not _is_integer(max_samples) or max_samples < 1):
+    check_integer("seed", seed, 0)
+    if max_samples is not None and (not is_integer(max_samples) or max_samples < 1):
         raise SettingsError(
-            f"max_samples is {max_samples!r}, expected an integer >= 1 (or none for all samples)"
+            f"max_samples is {shown(max_samples)}, expected an integer >= 1 (or none for all "
+            "samples)"
         )
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def sample(

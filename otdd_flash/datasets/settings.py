@@ -13,7 +13,7 @@ from otdd_flash.checks import shown
 from otdd_flash.datasets.sampling import check_sampling
 from otdd_flash.embed.spec import EncoderSpec, parse_encoder
 from otdd_flash.errors import SettingsError
-from otdd_flash.types import is_integer
+from otdd_flash.settings import check_choice, check_flag, check_integer, is_integer
 
 CHOICES = {
     "color": ("auto", "grey", "rgb", "rgba"),
@@ -55,21 +55,15 @@ class LoadSettings:
     def __post_init__(self) -> None:
         check_sampling(self.max_samples, self.seed)
         for key, choices in CHOICES.items():
-            value = getattr(self, key)
-            if not isinstance(value, str) or value not in choices:
-                raise SettingsError(
-                    f"{key} is {shown(value)}, expected one of {', '.join(choices)}"
-                )
+            check_choice(key, getattr(self, key), choices)
         for key in ("drop_unlabelled", "cosine", "cache"):
-            if not isinstance(getattr(self, key), bool):
-                raise SettingsError(f"{key} is {shown(getattr(self, key))}, expected True or False")
+            object.__setattr__(self, key, check_flag(key, getattr(self, key)))
         if not isinstance(self.labels, str) or not LABELS.fullmatch(self.labels):
             raise SettingsError(
                 f"labels is {shown(self.labels)}, expected given, none, kmeans:K or quantiles:K, "
                 "such as kmeans:10"
             )
-        if not is_integer(self.batch_size) or self.batch_size < 1:
-            raise SettingsError(f"batch_size is {shown(self.batch_size)}, expected an integer >= 1")
+        check_integer("batch_size", self.batch_size, 1)
         for key in ("split", "device"):
             if not isinstance(getattr(self, key), str):
                 raise SettingsError(f"{key} is {shown(getattr(self, key))}, expected a string")

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from otdd_flash.checks import shown
 from otdd_flash.errors import SettingsError
-from otdd_flash.types import LabelledDataset, OTDDSettings, check_number, is_integer
+from otdd_flash.settings import (
+    OTDDSettings,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    is_integer,
+)
+from otdd_flash.types import LabelledDataset
 
 MODES = ("features", "attached", "tied", "augmented")
 OPTIMIZERS = ("gradient", "sgd", "adam")
@@ -84,19 +92,13 @@ class FlowSettings:
         plain: dict[str, Any] = {}
         named = {"mode": MODES, "optimizer": OPTIMIZERS, "relabel": RELABEL}
         for key, choices in named.items():
-            value = getattr(self, key)
-            if not isinstance(value, str) or value not in choices:
-                raise SettingsError(
-                    f"{key} is {shown(value)}, expected one of {', '.join(choices)}"
-                )
+            check_choice(key, getattr(self, key), choices)
         for key, least in (("steps", 0), ("self_every", 1), ("laws_every", 1)):
-            plain[key] = _check_count(key, getattr(self, key), least)
+            plain[key] = check_integer(key, getattr(self, key), least)
         if self.relabel_every is not None:
-            plain["relabel_every"] = _check_count("relabel_every", self.relabel_every, 1)
+            plain["relabel_every"] = check_integer("relabel_every", self.relabel_every, 1)
         plain["step_size"] = check_number("step_size", self.step_size, positive=True)
-        if not isinstance(self.extrapolate, (bool, np.bool_)):
-            raise SettingsError(f"extrapolate is {shown(self.extrapolate)}, expected True or False")
-        plain["extrapolate"] = bool(self.extrapolate)
+        plain["extrapolate"] = check_flag("extrapolate", self.extrapolate)
         plain["momentum"] = self._momentum()
         plain["box"] = _check_box(self.box)
         plain["solver"] = self._solver()
@@ -166,12 +168,6 @@ class FlowSettings:
                 "a projection into a box is no affine map of a class: box must be None or 'auto' "
                 "(which is none) with mode='tied'"
             )
-
-
-def _check_count(key: str, value: Any, least: int) -> int:
-    if not is_integer(value) or value < least:
-        raise SettingsError(f"{key} is {shown(value)}, expected an integer >= {least}")
-    return int(value)
 
 
 def _check_box(box: Any) -> tuple[float, float] | str | None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from otdd_flash.report.page import Cells, Column, Page, setting_facts
 from otdd_flash.results import preparation
-from otdd_flash.types import DatasetSummary, OTDDSettings
+from otdd_flash.settings import OTDDSettings
+from otdd_flash.types import DatasetSummary
 
 # a page shows whole tables of at most this many classes a side, and this many class pairs
 MOST_CLASSES, MOST_PAIRS = 50, 200
