@@ -21,7 +21,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from otdd_flash.ops import CostOperator
+from otdd_flash.operators import CostOperator
 from otdd_flash.sinkhorn import Solve, SolveState, length_of, solve
 
 START = 0.4  # first eps, in units of the spread of the doubly centred cost

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otdd_flash.ops import CostOperator
+from otdd_flash.operators import CostOperator
 from otdd_flash.sinkhorn import Solution
 from otdd_flash_kernels.pair import CostPair, bilinear
 

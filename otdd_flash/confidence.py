@@ -26,14 +26,12 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import shown
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side
-from otdd_flash.divergence import (
-    Divergence,
-    LabelledClouds,
-    Term,
-)
+from otdd_flash.divergence import Divergence, Term
 from otdd_flash.errors import SettingsError
-from otdd_flash.ops import WORKSPACE_BYTES, CostOperator, make_operator
+from otdd_flash.operators import CostOperator
+from otdd_flash.ops import WORKSPACE_BYTES, make_operator
 from otdd_flash.settings import OTDDSettings, check_flag, check_integer, is_integer
 from otdd_flash.types import Interval, Progress
 from otdd_flash_kernels.pair import CostPair

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.inputs import check_datasets
-from otdd_flash.ops import CostOperator, make_clouds, make_operator
+from otdd_flash.operators import CostOperator
+from otdd_flash.ops import make_clouds, make_operator
 from otdd_flash.types import LabelledDataset
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from otdd_flash.attached import attached_cost
 from otdd_flash.bures import LabelCost
-from otdd_flash.divergence import Divergence, LabelledClouds
+from otdd_flash.clouds import LabelledClouds
+from otdd_flash.divergence import Divergence
 from otdd_flash.errors import SettingsError
 from otdd_flash.gaussians import ClassLaws
 from otdd_flash.loss import solved_loss

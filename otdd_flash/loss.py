@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.derivatives import differentiable_value
-from otdd_flash.divergence import Divergence, LabelledClouds
+from otdd_flash.divergence import Divergence
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.solved import Constants, divergence_inputs
 

@@ -22,29 +22,21 @@ from torch import Tensor
 
 from otdd_flash.bures import label_cost
 from otdd_flash.certificate import quantization_bound
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.confidence import Confidence, bootstrap_steps
 from otdd_flash.cost import check_dimensions
 from otdd_flash.differentiable import attached_loss, check_differentiable
-from otdd_flash.divergence import (
-    Divergence,
-    LabelledClouds,
-    divergence_steps,
-    warn_unconverged,
-)
+from otdd_flash.divergence import Divergence, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.inputs import given_or_default
 from otdd_flash.noise import check_halves, floor_steps
-from otdd_flash.ops import free_memory, resolve_device
+from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps, units
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import Laps, device_name, versions
 from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDResult, Progress, Transport
-
-# seconds for one entry of the cost, as `scripts/bench_cpu.py` and `scripts/bench_gpu.py` measure
-CPU_ENTRY, CPU_PRODUCT, GPU_PRODUCT = 0.7e-9, 2e-11, 2.5e-15
-USUAL_PASSES = 40
 
 Value = TypeVar("Value")
 
@@ -299,45 +291,3 @@ def _peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def warm_up(device: str) -> None:
-    """Load a GPU's libraries and kernels, which takes seconds, by a distance of a few samples.
-
-    Does nothing where the device is the CPU.
-
-    Raises:
-        SettingsError, DeviceError: no such device.
-    """
-    if resolve_device(device).type != "cuda":
-        return
-    draw = torch.Generator().manual_seed(0)
-    few = []
-    for name in ("first", "second"):
-        # images, most of whose pixels are black
-        points = torch.zeros((128, 784), dtype=torch.uint8)
-        points[:, :16] = torch.randint(256, (128, 16), generator=draw, dtype=torch.uint8)
-        few.append(LabelledDataset(points, torch.arange(128) // 64, name=name))
-    distance(few[0], few[1], device=device)
-
-
-def estimate_seconds(
-    src: LabelledDataset,
-    tgt: LabelledDataset,
-    settings: OTDDSettings,
-) -> float:
-    """Estimate the seconds that a run takes, from its sizes and the usual number of passes.
-
-    Rough by a factor of two either way; a small eps can take several times the passes.
-    """
-    device = resolve_device(settings.device)
-    n, m, d = len(src), len(tgt), src.dimension
-    pairs = float(n * m) * USUAL_PASSES
-    pairs += (n * n + m * m) * 5.0 * settings.debias
-    if device.type == "cuda":
-        return 5.0 + pairs * (d + 300) * GPU_PRODUCT
-    budget = settings.memory_budget or free_memory(device) // 2
-    small = src.points.dtype == tgt.points.dtype == torch.uint8
-    stored = n * m * (4 if small else 8) <= budget
-    products = (n * m + (n * n + m * m) * settings.debias) if stored else pairs
-    return 2.0 + (pairs * CPU_ENTRY + products * d * CPU_PRODUCT) * (1.0 if small else 2.0)

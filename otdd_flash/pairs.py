@@ -14,10 +14,10 @@ from typing import Protocol
 
 import torch
 
+from otdd_flash.clouds import absolute_epsilon
 from otdd_flash.confidence import Confidence
 from otdd_flash.cost import check_dimensions
 from otdd_flash.crew import Piece, crew_steps
-from otdd_flash.divergence import absolute_epsilon
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.findings import PairValue
 from otdd_flash.noise import check_halves, floor_steps

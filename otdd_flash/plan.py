@@ -20,7 +20,8 @@ from torch import Tensor
 from otdd_flash.certificate import class_mass, renumbered
 from otdd_flash.cost import Margin
 from otdd_flash.errors import BudgetError, DataError
-from otdd_flash.ops import CostOperator, make_operator
+from otdd_flash.operators import CostOperator
+from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Solution
 from otdd_flash_kernels.pair import CostPair
 

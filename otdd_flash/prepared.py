@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from otdd_flash.bures import LabelCost, accuracy_notes
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side, make_side, normalisation
-from otdd_flash.divergence import LabelledClouds
 from otdd_flash.gaussians import ClassLaws, class_laws
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import DatasetSummary, LabelledDataset, Progress

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side, make_problem, make_side
-from otdd_flash.divergence import LabelledClouds, divergence_steps, warn_unconverged
+from otdd_flash.divergence import divergence_steps, warn_unconverged
 from otdd_flash.loss import divergence_loss
 from otdd_flash.ops import device_of
 from otdd_flash.samples_arguments import check_offered, equal_mass, read_arguments

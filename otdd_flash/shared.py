@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.bures import LabelCost, gaussian_w2
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.confidence import (
     Confidence,
     Draws,
@@ -19,13 +20,7 @@ from otdd_flash.confidence import (
     self_problem,
     self_values,
 )
-from otdd_flash.divergence import (
-    Divergence,
-    LabelledClouds,
-    Term,
-    divergence_steps,
-    self_term_steps,
-)
+from otdd_flash.divergence import Divergence, Term, divergence_steps, self_term_steps
 from otdd_flash.findings import PairValue
 from otdd_flash.prepared import Prepared, clouds_of
 from otdd_flash.settings import OTDDSettings

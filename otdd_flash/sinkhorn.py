@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from otdd_flash.ops import CostOperator
+from otdd_flash.operators import CostOperator
 
 MEMORY = 6  # images that Anderson acceleration combines
 REGULARIZATION = 1e-10  # of the trace of its normal equations

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from otdd_flash.certificate import renumbered
 from otdd_flash.checks import check_clouds, check_points, check_weights, shown
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import make_side
-from otdd_flash.divergence import (
-    Divergence,
-    LabelledClouds,
-    Term,
-    divergence_steps,
-    warn_unconverged,
-)
+from otdd_flash.divergence import Divergence, Term, divergence_steps, warn_unconverged
 from otdd_flash.errors import LabelError
 from otdd_flash.gradient import column_potential, column_pull, row_potential, row_pull
 from otdd_flash.hessian import Hessian

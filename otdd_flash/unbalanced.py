@@ -32,7 +32,7 @@ from torch import Tensor
 
 from otdd_flash.annealing import RATIO, START, spread
 from otdd_flash.certificate import Bounds, softmin_rounding
-from otdd_flash.ops import CostOperator
+from otdd_flash.operators import CostOperator
 from otdd_flash.sinkhorn import Extrapolation, SolveState, excess, hidden_error, noise_of
 
 

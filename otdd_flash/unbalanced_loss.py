@@ -26,9 +26,9 @@ from torch import Tensor
 
 from otdd_flash.certificate import Bounds
 from otdd_flash.checks import check_clouds, check_masses
+from otdd_flash.clouds import LARGEST, LabelledClouds, check_scale
 from otdd_flash.cost import Margin, Side
 from otdd_flash.derivatives import refused
-from otdd_flash.divergence import LARGEST, LabelledClouds, check_scale
 from otdd_flash.errors import ConvergenceWarning, SettingsError
 from otdd_flash.gradient import column_pull, row_pull
 from otdd_flash.matching import match

@@ -11,7 +11,7 @@ from bench_sections import Bench, Row
 from otdd_flash.bench import pass_report, potentials_after_two_passes
 from otdd_flash.cost import Margin, Problem
 from otdd_flash.float64 import Float64Cost
-from otdd_flash.ops import CostOperator, StoredOperator, TritonOperator
+from otdd_flash.operators import CostOperator, StoredOperator, TritonOperator
 from otdd_flash.timing import PeakMemory, median_ms, seconds_of
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import quantize

@@ -25,9 +25,9 @@ from otdd_flash.bench import (
     resized,
     truth_of,
 )
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Problem
 from otdd_flash.datasets import load
-from otdd_flash.divergence import LabelledClouds
 from otdd_flash.ops import WORKSPACE_BYTES
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.sinkhorn import finish

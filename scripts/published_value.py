@@ -18,9 +18,10 @@ import ot
 import torch
 from torch import Tensor
 
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import MNIST_STD, Side, make_side
 from otdd_flash.datasets import load
-from otdd_flash.divergence import LabelledClouds, divergence_steps
+from otdd_flash.divergence import divergence_steps
 from otdd_flash.otdd import distance
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.sinkhorn import finish

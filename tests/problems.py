@@ -10,7 +10,8 @@ from torch import Tensor
 
 from otdd_flash import LabelledDataset
 from otdd_flash.annealing import solve_annealed
-from otdd_flash.ops import CostOperator, make_operator
+from otdd_flash.operators import CostOperator
+from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Solution, Solve, SolveState
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import centre

@@ -83,8 +83,8 @@ def computed(monkeypatch):
 
     fakes = {
         "otdd_flash.datasets": {"LoadSettings": LoadSettings, "load_steps": load_steps},
-        "otdd_flash.otdd": {
-            "steps": steps,
+        "otdd_flash.otdd": {"steps": steps},
+        "otdd_flash.ahead": {
             "estimate_seconds": lambda *_: made.seconds,
             "warm_up": made.warmed.append,
         },

@@ -149,9 +149,9 @@ def test_bad_input_is_one_line(arguments, pieces):
 
 
 def test_long_runs_are_announced(monkeypatch):
-    from otdd_flash import otdd as module
+    from otdd_flash import ahead
 
-    monkeypatch.setattr(module, "estimate_seconds", lambda *_: 100.0)
+    monkeypatch.setattr(ahead, "estimate_seconds", lambda *_: 100.0)
     for command, words in (
         (("matrix", *MINI, MINI[0]), "3 pairs of datasets: about 5 min expected"),
         (("explain", *MINI), "mnist-mini (100) x fashion-mnist-mini (100): about 2 min expected"),

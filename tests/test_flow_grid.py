@@ -11,7 +11,7 @@ from problems import dataset
 
 from otdd_flash.flows import FlowSettings, flow, terms
 from otdd_flash.flows.grid import Grid
-from otdd_flash.ops import TritonOperator
+from otdd_flash.operators import TritonOperator
 from otdd_flash.settings import OTDDSettings
 from otdd_flash_kernels.cpu import CpuCost
 from otdd_flash_kernels.pair import unlabelled

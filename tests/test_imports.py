@@ -1,6 +1,7 @@
 """The house rules that a parser can check: imports go down, only the command talks."""
 
 import ast
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,12 +26,13 @@ FLOORS = (
         "otdd_flash.types",
         "otdd_flash.inputs",
     ),
-    ("otdd_flash.ops",),
+    ("otdd_flash.operators", "otdd_flash.ops"),
     ("otdd_flash.cost",),
     (
         "otdd_flash.sinkhorn",
         "otdd_flash.annealing",
         "otdd_flash.certificate",
+        "otdd_flash.clouds",
         "otdd_flash.divergence",
         "otdd_flash.matching",
         "otdd_flash.plan",
@@ -73,6 +75,7 @@ FLOORS = (
     ),
     (
         "otdd_flash.otdd",
+        "otdd_flash.ahead",
         "otdd_flash.matrices",
         "otdd_flash.rankings",
         "otdd_flash.explanations",
@@ -168,6 +171,20 @@ def test_every_module_has_a_floor():
 def test_imports_go_down():
     up = [where for here, there, where in edges() if floor_of(there) > floor_of(here)]
     assert not up, "\n".join(up)
+
+
+def test_the_layout_in_contributing_is_the_order_of_imports():
+    text = (TOP / "CONTRIBUTING.md").read_text("utf-8")
+    lines = text.split("```\nkernels/")[1].split("\nscripts/")[0].splitlines()
+    place = {"otdd_flash_kernels": 0, "otdd_flash_data": 1}
+    for k, line in enumerate(lines):
+        for name in re.findall(r"(\w+)(?:\.py|/ )", line):
+            place["otdd_flash" if name == "__init__" else f"otdd_flash.{name}"] = k
+    place["otdd_flash.__main__"] = len(lines)
+    named = {name for floor in FLOORS for name in floor}
+    assert not named - set(place), f"add to CONTRIBUTING.md: {sorted(named - set(place))}"
+    wrong = [where for here, there, where in edges() if place[there] > place[here]]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_kernels_and_data_know_nothing_of_each_other():

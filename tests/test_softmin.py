@@ -618,7 +618,7 @@ def test_three_slices_lose_less_than_two_millionths(d, backend):
 @pytest.mark.parametrize("outlier", [0.0, 1e3])
 def test_the_rounding_covers_what_three_slices_leave_out(outlier, backend):
     # one coordinate far out makes the grid coarse, and the levels left out large
-    from otdd_flash.ops import TritonOperator, _rounding
+    from otdd_flash.operators import TritonOperator, _rounding
 
     n = 12
     x, y = points("fp32", n, 512, 18), points("fp32", n, 512, 19)

@@ -20,8 +20,8 @@ def announce_long(
     times: float = 1.0,  # of what the distances alone take
 ) -> None:
     """Say how long a run is expected to take and what would shorten it, where that is long."""
+    from otdd_flash.ahead import estimate_seconds
     from otdd_flash.ops import resolve_device
-    from otdd_flash.otdd import estimate_seconds
 
     seconds = sum(estimate_seconds(src, tgt, settings) for src, tgt in pairs) * times
     if seconds <= LONG_SECONDS:

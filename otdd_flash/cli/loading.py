@@ -52,8 +52,8 @@ def load_all(
 
     from concurrent.futures import ThreadPoolExecutor
 
+    from otdd_flash.ahead import warm_up
     from otdd_flash.datasets import load_steps
-    from otdd_flash.otdd import warm_up
     from otdd_flash.results import preparation
 
     # starting a GPU takes a second: beside the reading

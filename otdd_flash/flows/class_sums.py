@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.certificate import shared_mass
-from otdd_flash.ops import CostOperator
+from otdd_flash.operators import CostOperator
 
 
 class ClassSums:

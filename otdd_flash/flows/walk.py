@@ -18,9 +18,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import check_dimensions, normalisation
 from otdd_flash.digests import fingerprint
-from otdd_flash.divergence import LabelledClouds
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.flows.augmented import Augmented
 from otdd_flash.flows.checkpoint import Checkpoint, check_continues
