@@ -11,8 +11,9 @@ from torch import Tensor
 from otdd_flash.cost import Problem, Side, make_problem
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.matching import Matching, match
+from otdd_flash.ops import CostOperator
 from otdd_flash.settings import OTDDSettings, parse_epsilon
-from otdd_flash.sinkhorn import hidden_error
+from otdd_flash.sinkhorn import HIDDEN, LARGEST_ERROR, hidden_error
 
 # costs and eps beyond this, or below its inverse, have squares near the ends of float64
 LARGEST = 1e150
@@ -105,4 +106,24 @@ def check_scale(clouds: LabelledClouds, mean_cost: float) -> None:
         raise DataError(
             f"the mean cost is {mean_cost:.3g}; expected {1 / LARGEST:.0e} to {LARGEST:.0e}: "
             "scale the points (or lambda_x, lambda_y), whose squares float64 must hold"
+        )
+
+
+def check_resolved(
+    op: CostOperator,
+    eps: float,
+    tol: float,
+    name: str = "epsilon",  # what the caller gave
+) -> None:
+    """Refuse an eps so small that even float64 would hide the largest marginal error there is.
+
+    Raises:
+        SettingsError: naming an eps from which errors of ``tol`` show.
+    """
+    rounding = op.noise * torch.finfo(torch.float64).eps / op.unit
+    if HIDDEN * rounding / eps >= LARGEST_ERROR:
+        raise SettingsError(
+            f"{name} is {eps:.3g}, far below {rounding:.1g}, by which float64 rounds these costs: "
+            f"rounding would decide where mass goes; expected {HIDDEN * op.noise / tol:.1g} or "
+            f"more, from which marginal errors of tol={tol:g} show"
         )

@@ -25,7 +25,7 @@ from otdd_flash.certificate import (
     round_plan,
     transport_bounds,
 )
-from otdd_flash.clouds import LabelledClouds, absolute_epsilon, check_scale
+from otdd_flash.clouds import LabelledClouds, absolute_epsilon, check_resolved, check_scale
 from otdd_flash.cost import Margin, Problem
 from otdd_flash.errors import ConvergenceWarning, SettingsError
 from otdd_flash.matching import Matching
@@ -171,7 +171,9 @@ def divergence_steps(
     check_scale(clouds, mean_cost)
     eps = absolute_epsilon(settings.epsilon, mean_cost)
     problem = clouds.fine_problem(parts, settings, eps, problem)
-    if matching is not None:
+    if matching is None:
+        check_resolved(problem.op, eps, settings.tol)
+    else:
         problem = replace(problem, y=_counterpart(problem.x, clouds, matching))
     own: tuple[Term, ...] = ()
     if matching is not None:

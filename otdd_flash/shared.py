@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.bures import LabelCost, gaussian_w2
-from otdd_flash.clouds import LabelledClouds
+from otdd_flash.clouds import LabelledClouds, check_resolved
 from otdd_flash.confidence import (
     Confidence,
     Draws,
@@ -65,6 +65,7 @@ class Shared:
         clouds = self.clouds(i, i)
         parts = (clouds.x, clouds.x, clouds.label_cost_x)
         problem = clouds.fine_problem(parts, self.settings, self.epsilon)
+        check_resolved(problem.op, self.epsilon, self.settings.tol)
         term = yield from self_term_steps(problem, "self term", self.epsilon, self.settings)
         self.terms[i] = term
         del problem

@@ -36,6 +36,7 @@ SHORTEST_REACH = 2.0
 # marginal error of a plan that rounding hides, in units of rounding / eps: 0.043 at most over 240
 # problems at eps from 1e-7 to 1e-3 of the mean cost in float32
 HIDDEN = 0.05
+LARGEST_ERROR = 2.0  # L1 error of a marginal of mass 1
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,12 @@ Value = TypeVar("Value")
 
 def hidden_error(op: CostOperator, eps: float) -> float:
     """Return the L1 marginal error that the rounding of an operator's scores can hide."""
-    return min(HIDDEN * op.noise / eps, 2.0)
+    return min(HIDDEN * op.noise / eps, LARGEST_ERROR)
+
+
+def _told(error: float, hidden: float) -> float:
+    """Return what a measured error says: no number of use where rounding hides the largest one."""
+    return max(error, hidden) if hidden < LARGEST_ERROR else hidden
 
 
 def finish(steps: Generator[Any, None, Value]) -> Value:
@@ -225,7 +231,7 @@ def solve(
         error, sure, value = numbers.tolist()
         yield SolveState(passes, error, eps)
         if not error >= tol or passes + 2 > max_passes:
-            error = max(error, hidden)
+            error = _told(error, hidden)
             return Solution(f, g, image, value, passes, error, error < tol)
         plain = image
         g, extrapolated = extrapolation.next_point(g, image, -over)
@@ -243,7 +249,8 @@ def solve_symmetric(
 ) -> Solve:
     """Solve the self term of a cloud by ``f <- (f + T(f)) / 2``, one pass an update.
 
-    The returned potentials are equal; both marginals carry the returned error.
+    The returned potentials are equal; both marginals carry the returned error. The value is the
+    dual one of ``(f, f)``, or of ``(f, T(f))`` where that is higher.
     """
     log_a = eps * a.log()
     noise, hidden = noise_of(op, eps), hidden_error(op, eps)
@@ -263,7 +270,9 @@ def solve_symmetric(
         sure = floor
         yield SolveState(passes, error, eps)
         if not error >= tol or passes + 1 > max_passes:
-            error = max(error, hidden)
+            error = _told(error, hidden)
+            # of (f, T(f)), whose mass is 1, where that of (f, f) is far from it
+            value = max(value, floor)
             return Solution(f, f, update, value, passes, error, error < tol)
         plain = (f + update) / 2
         f, extrapolated = extrapolation.next_point(f, plain, -over)

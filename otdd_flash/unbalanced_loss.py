@@ -26,7 +26,7 @@ from torch import Tensor
 
 from otdd_flash.certificate import Bounds
 from otdd_flash.checks import check_clouds, check_masses
-from otdd_flash.clouds import LARGEST, LabelledClouds, check_scale
+from otdd_flash.clouds import LARGEST, LabelledClouds, check_resolved, check_scale
 from otdd_flash.cost import Margin, Side
 from otdd_flash.derivatives import refused
 from otdd_flash.errors import ConvergenceWarning, SettingsError
@@ -177,6 +177,7 @@ def _solved(
     made = clouds.fine_problem((x, y, clouds.label_cost), settings, eps)
     if x is not y:
         check_scale(clouds, made.mean_cost / float(x.weights.sum() * y.weights.sum()))
+    check_resolved(made.op, eps, settings.tol, "the square of blur")
     problem = UnbalancedProblem(made.op, made.x.weights, made.y.weights, eps, rho)
     solving = solve_unbalanced_self if x is y else solve_unbalanced
     solution = finish(solving(problem, tol=settings.tol, max_passes=settings.max_passes))

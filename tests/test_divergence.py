@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import dataset
 from torch import Tensor
 from truth import cost_matrix, divergence, exact, weights
 
@@ -217,3 +218,33 @@ def test_bytes_are_solved_in_float64_where_float32_would_hide_the_error():
     )
     assert bytes_.converged and floats.converged
     assert bytes_.squared == pytest.approx(floats.squared, rel=1e-9)
+
+
+def test_an_epsilon_that_no_arithmetic_resolves_is_refused():
+    x, y = (LabelledDataset(k + np.random.default_rng(k).standard_normal((9, 3))) for k in (0, 1))
+    tiny = otdd.OTDDSettings(epsilon=1e-100, device="cpu")
+    plain = {"epsilon": 1e-100, "device": "cpu"}
+    for refused in (
+        lambda: otdd.distance(x, y, settings=tiny),
+        lambda: otdd.sinkhorn_divergence(x.points, y.points, **plain),
+        lambda: otdd.matrix([x, y], tiny),
+        lambda: list(otdd.flow(x, y, otdd.FlowSettings(steps=1, solver=tiny))),
+    ):
+        with pytest.raises(otdd.SettingsError, match="^epsilon is 1e-100, far below") as caught:
+            refused()
+    with pytest.raises(otdd.SettingsError, match="the square of blur is 1e-100, far below"):
+        otdd.SamplesLoss(blur=1e-50, reach=1.0)(x.points, y.points)
+    # what the message says to give works, a last digit of it aside
+    least = float(str(caught.value).split("expected ")[1].split(" or more")[0])
+    assert otdd.distance(x, y, epsilon=2 * least, device="cpu", max_passes=20_000).converged
+
+
+def test_where_rounding_hides_the_largest_error_that_error_is_told():
+    x = dataset(30, 4, 0)
+    for epsilon in (1e-100, 1e-20):
+        with pytest.warns(ConvergenceWarning, match="marginal error is 2.00e.00"):
+            same = otdd.distance(x, x, epsilon=epsilon, max_passes=50, device="cpu")
+        assert same.squared == 0.0 and same.marginal_error == 2.0 and not same.converged
+        # one sample's mass moved by rounding costs no more than the product of the marginals
+        assert abs(same.transport.entropic) <= same.mean_cost
+        assert 0.0 <= same.transport.upper <= 1.01 * same.mean_cost

@@ -216,3 +216,16 @@ def test_streamed_blocks_equal_the_stored_cost(kind):
     assert "streamed" in first and "stored" in second
     assert streamed.passes == stored.passes
     assert torch.equal(streamed.g, stored.g) and streamed.value == stored.value
+
+
+@pytest.mark.parametrize("share", [1e-9, 1e-12])
+def test_where_rounding_hides_the_largest_error_that_error_is_told(share):
+    p = problem(4)  # 8-bit points, whose costs are float32
+    p.eps = share * p.mean
+    cross = solve(p, max_passes=60)
+    inner = make_operator(unlabelled(p.op.pair.rows, p.op.pair.rows))
+    zero = torch.zeros_like(p.a)
+    own, _ = run(solve_symmetric(inner, p.a, p.eps, tol=1e-3, max_passes=60, start=zero))
+    assert cross.error == own.error == 2.0 and not cross.converged and not own.converged
+    # the potentials are sane: the dual values are between 0 and what the product plan costs
+    assert 0 <= cross.value <= p.mean and 0 <= own.value <= p.mean

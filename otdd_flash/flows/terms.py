@@ -21,7 +21,7 @@ from torch import Tensor
 
 from otdd_flash.annealing import solve_annealed
 from otdd_flash.certificate import class_mass
-from otdd_flash.clouds import absolute_epsilon
+from otdd_flash.clouds import absolute_epsilon, check_resolved
 from otdd_flash.cost import Margin
 from otdd_flash.flows.class_sums import ClassSums
 from otdd_flash.flows.grid import Grid
@@ -120,8 +120,12 @@ class Terms:
         self.eps = absolute_epsilon(self.settings.epsilon, mean_cost)
         # as the divergence does: float32 must not hide errors near the tolerance
         on_cpu = source.device.type == "cpu"
-        if on_cpu and hidden_error(self._operator(pair), self.eps) > self.settings.tol / 2:
+        op = self._operator(pair)
+        if on_cpu and hidden_error(op, self.eps) > self.settings.tol / 2:
             self.set_grid(replace(self.grid, precise=True))
+            op = self._operator(self._pair(self.grid.cloud(source), costs.xy))
+        check_resolved(op, self.eps, self.settings.tol)
+        del op
         if self.settings.debias:
             y, cloud = self.y, self._target_cloud
             scale = self.unit * cloud.step**2
