@@ -13,6 +13,8 @@ from otdd_flash.bures import LabelCost, accuracy_notes
 from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side, make_side, normalisation
 from otdd_flash.gaussians import ClassLaws, class_laws
+from otdd_flash.ranges import range_notes
+from otdd_flash.samples.decoding import layout
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import DatasetSummary, LabelledDataset, Progress
 
@@ -104,10 +106,31 @@ class Prepared:
 
 def notes_of(pairs: Iterable[tuple[Prepared, Prepared]]) -> tuple[str, ...]:
     """Return what a reader of distances should know of their datasets and label costs."""
-    notes = (
+    pairs = list(pairs)
+    notes = [
         note for x, y in pairs for note in (*x.notes, *y.notes, *accuracy_notes(x.laws, y.laws))
-    )
-    return tuple(dict.fromkeys(notes))
+    ]
+    every = {id(side): side for pair in pairs for side in pair}
+    return tuple(dict.fromkeys([*notes, *_range_notes(list(every.values()))]))
+
+
+def _range_notes(sides: Sequence[Prepared]) -> list[str]:
+    """Say where images of one dataset have another range of pixels than those of others.
+
+    Nothing of those that were told when they were loaded, or that were scaled or projected.
+    """
+    images = [
+        side
+        for side in sides
+        if layout(side.dataset.sample_shape) and "space" not in side.dataset.provenance
+    ]
+    cosine = all(side.dataset.provenance.get("cosine") for side in images)
+    found = range_notes([(side.dataset.name, side.side.points) for side in images], cosine)
+    return [
+        f"{side.dataset.name}: {note}"
+        for side, note in zip(images, found, strict=True)
+        if note and "pixels" not in side.dataset.provenance
+    ]
 
 
 def prepare_steps(

@@ -20,6 +20,7 @@ FLOORS = (
         "otdd_flash.float64",
         "otdd_flash.timing",
         "otdd_flash.samples",
+        "otdd_flash.ranges",
         "otdd_flash.checks",
         "otdd_flash.labels",
         "otdd_flash.settings",

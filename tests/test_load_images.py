@@ -172,6 +172,34 @@ def test_pixels_of_another_scale_are_told():
     assert "pixels are 0 to 15, those of ndarray 0 to 255" in announced(dark)
 
 
+def test_datasets_loaded_one_by_one_are_told_as_those_loaded_together():
+    whole, sixteenth = noise(5, 6, 7), (noise(5, 6, 7) // 16).astype(np.uint8)
+    unit = whole / np.float32(whole.max())
+
+    def notes(*datasets, **settings):
+        return otdd.distance(*datasets, **settings).notes
+
+    pair = (sixteenth, Y), (whole, Y)
+    dark, light = together(*pair)
+    said = announced(dark)
+    assert said.startswith("pixels are 0 to 15, those of ndarray 0 to")
+    assert notes(*(load(one) for one in pair)) == (f"ndarray: {said}",)
+    by_hand = [otdd.LabelledDataset(*one) for one in pair]
+    assert notes(*by_hand) == (f"dataset: {said.replace('of ndarray', 'of dataset')}",)
+    assert otdd.explain(*by_hand).notes == otdd.value(*by_hand).notes == notes(*by_hand)
+    # among many, each is compared with the widest
+    assert otdd.matrix([by_hand[1], *by_hand]).notes == notes(*by_hand)
+    # said once: not again of sets loaded together, nor of their subsets, nor at a second loading
+    assert not notes(dark, light) and not notes(dark.subset(torch.arange(4)), light)
+    assert announced(together(dark, light)[0]) == said
+    # what normalisation brings to one range is in one, and directions have no scale
+    assert notes(load((unit, Y)), load((whole, Y)))
+    assert not notes(load((unit, Y)), load((whole, Y)), normalize="unit")
+    assert not notes(*(load((x + 1, y), cosine=True) for x, y in pair))
+    # numbers that are no images have no pixels
+    assert not notes(*(otdd.LabelledDataset(x.reshape(5, -1), y) for x, y in pair))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from otdd_flash.datasets.images import common_form, look_steps, pixel_steps
 from otdd_flash.datasets.labelling import clustered
-from otdd_flash.datasets.ranges import told_ranges
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.scaling import standardised, table_points
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.shared import pca_hint, same_columns
 from otdd_flash.errors import DataError
+from otdd_flash.ranges import range_notes
 from otdd_flash.samples import Arrays, Images, Rows, Texts
 from otdd_flash.types import LabelledDataset, Progress
 
@@ -154,7 +154,12 @@ def _image_steps(
     form = common_form([(raws[k], look) for k, look in found.items()], settings)
     for k, look in found.items():
         out[k] = yield from pixel_steps(raws[k], look, form)
-    return dict(zip(out, told_ranges(list(out.values()), settings.cosine), strict=True))
+    notes = range_notes([(raw.name, points) for raw, points in out.values()], settings.cosine)
+    for (k, (raw, points)), note in zip(out.items(), notes, strict=True):
+        if note and note not in raw.announced:
+            # distances do not say it again
+            out[k] = raw.noted(note, pixels="told"), points
+    return out
 
 
 def check_spaces(found: Sequence[Points]) -> None:
@@ -198,6 +203,7 @@ def _finished(raw: RawDataset, points: Tensor, settings: LoadSettings) -> Labell
     if settings.cosine:
         points = unit_length(points, raw.name)
         said.append("samples divided by their norms: squared distances are 2 (1 - cosine)")
+        raw = raw.noted(cosine=True)
     elif raw.origin is not None:
         return raw.origin
     rule, count = settings.clusters
