@@ -17,7 +17,7 @@ from otdd_flash.types import LabelledDataset
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud
 
-MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
+MNIST_STD = 0.3081
 
 
 @dataclass(frozen=True, eq=False)

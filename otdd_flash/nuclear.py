@@ -58,7 +58,7 @@ def nuclear_norms(
     t = FIRST + STEP * torch.arange(nodes, dtype=torch.float64, device=matrices.device)
     logs = log_determinants(reduce_to_bands(squares), (2.0 * t).exp()) - 2.0 * n * t
     length, found = norm.sqrt(), _integral(logs, t, trace, second)
-    return length * found, length * (RULE * found + _lost(logs, t, n, ranks))
+    return length * found, length * (RULE * found + _lost(logs, t, ranks))
 
 
 def _integral(
@@ -83,7 +83,6 @@ def _integral(
 def _lost(
     logs: Tensor,  # (P, S)
     t: Tensor,  # (S,)
-    n: int,
     ranks: Tensor,  # (P,)
 ) -> Tensor:  # (P,)
     """Return a bound of what rounding of A cost, relative to ``|A|_F^(1/2)``.

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from otdd_flash.attached import law_pull, points_pull, weights_pull
+from otdd_flash.attached import points_pull, weights_pull
 from otdd_flash.bures import gaussian_w2
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.factors import factorize, pivots
 from otdd_flash.gaussians import KINDS, class_laws
+from otdd_flash.law_pulls import law_pull
 from otdd_flash.polar import polar_factor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from otdd_flash import attached, factor_pairs, polar
-from otdd_flash.attached import law_pull
+from otdd_flash import factor_pairs, law_pulls, polar
 from otdd_flash.bures import coupled_cost, gaussian_w2
 from otdd_flash.couplings import Couplings, decomposed
 from otdd_flash.factor_pairs import MEMORY_LIMIT, batched_pairs, svd_pairs
 from otdd_flash.gaussians import class_laws
+from otdd_flash.law_pulls import law_pull
 
 ROOM = 1 << 20
 
@@ -37,8 +37,8 @@ def test_the_gradient_is_that_of_new_decompositions(monkeypatch, n, room):
     torch.testing.assert_close(found.xy, gaussian_w2(x, y), rtol=1e-13, atol=0)
     torch.testing.assert_close(found.xx, gaussian_w2(x, x), rtol=1e-13, atol=0)
     made = []
-    real = attached.decomposed
-    monkeypatch.setattr(attached, "decomposed", lambda f, g: made.append(1) or real(f, g))
+    real = law_pulls.decomposed
+    monkeypatch.setattr(law_pulls, "decomposed", lambda f, g: made.append(1) or real(f, g))
     g = torch.Generator().manual_seed(2)
     mass = torch.randn(3, 3, generator=g, dtype=torch.float64)
     for other, weights in ((y, mass), (x, (mass + mass.mT).fill_diagonal_(0.0))):

@@ -67,6 +67,7 @@ FLOORS = (
         "otdd_flash.bures",
         "otdd_flash.factors",
         "otdd_flash.moments",
+        "otdd_flash.law_pulls",
         "otdd_flash.attached",
         "otdd_flash.differentiable",
         "otdd_flash.polar",

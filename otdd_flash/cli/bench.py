@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.params import Device
+from otdd_flash.cli.options import check_device, device_option, json_option
 from otdd_flash.cli.progress import Bars, wanted
 
 EPILOG = """\b
@@ -26,14 +26,7 @@ marginals, the bounds. The exit code is 1 when a check fails.
 
 
 @click.command(epilog=EPILOG)
-@click.option(
-    "--device",
-    type=Device(),
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|cuda|cuda:N",
-    help="Where to compute; auto takes a GPU if any.",
-)
+@device_option
 @click.option(
     "--samples",
     type=click.IntRange(min=20),
@@ -41,13 +34,11 @@ marginals, the bounds. The exit code is 1 when a check fails.
     help="Samples a side.  [default: 2,000 on a CPU, 60,000 on a GPU]",
 )
 @click.option("--quick", is_flag=True, help="Fewer samples: 400 on a CPU, 8,000 on a GPU.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@json_option
 @click.option("--quiet", is_flag=True, help="No progress.")
 @debug_option
 def bench(device: str, samples: int | None, quick: bool, as_json: bool, quiet: bool) -> None:
     """Time one pass and one distance on this machine, and check them against float64."""
-    from otdd_flash.cli.options import check_device
-
     check_device(device)
 
     from otdd_flash.bench import bench_steps

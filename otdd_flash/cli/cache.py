@@ -8,6 +8,7 @@ import time
 import click
 
 from otdd_flash.cli.errors import Commands, debug_option
+from otdd_flash.cli.options import json_option
 
 
 @click.group(cls=Commands)
@@ -17,7 +18,7 @@ def cache() -> None:
 
 
 @cache.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@json_option
 @debug_option
 def list_(as_json: bool) -> None:
     """List the embeddings in the cache, those not used for longest first."""

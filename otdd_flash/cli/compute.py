@@ -16,9 +16,11 @@ from otdd_flash.cli.options import (
     check_device,
     check_files,
     distance_options,
+    file_option,
     machine_options,
-    output_options,
+    report_option,
     settings_of,
+    talk_options,
 )
 from otdd_flash.cli.sources import SPECS, dataset_options
 
@@ -53,7 +55,10 @@ its bounds hold all the same, and the exit code stays 0.
 @distance_options
 @confidence_options
 @machine_options
-@output_options
+@file_option("--output", "FILE.npz", "Write the whole result, dual potentials included")
+@file_option("--plot", "FILE.png", "Write a picture of the result (png, pdf or svg)")
+@report_option
+@talk_options
 @debug_option
 def compute(**options: Any) -> None:
     """Compute the optimal transport dataset distance between SRC and TGT.

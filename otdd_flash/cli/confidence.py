@@ -1,38 +1,36 @@
-"""Options of resamples and noise floors, and the files of findings."""
+"""Options of resamples and noise floors, and how findings are shown."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from otdd_flash.cli.loading import say
-from otdd_flash.cli.options import Command
+from otdd_flash.cli.options import group
 from otdd_flash.cli.params import Devices
 
 if TYPE_CHECKING:
     from otdd_flash.confidence import Confidence
 
 
-def confidence_options(command: Command) -> Command:
-    """Add ``--bootstrap`` and ``--noise-floor``."""
-    command = click.option(
-        "--noise-floor",
-        is_flag=True,
-        help="Add the distance between two halves of each dataset, drawn by the seed.",
-    )(command)
-    return click.option(
+confidence_options = group(
+    click.option(
         "--bootstrap",
         type=click.IntRange(min=0),
         default=0,
         metavar="B",
         help="Add an interval from B resamples of the samples, drawn by the seed, such as 50.",
-    )(command)
-
+    ),
+    click.option(
+        "--noise-floor",
+        is_flag=True,
+        help="Add the distance between two halves of each dataset, drawn by the seed.",
+    ),
+)
 
 devices_option = click.option(
     "--devices",
@@ -47,25 +45,6 @@ def confidence_of(options: dict[str, Any]) -> Confidence:
     from otdd_flash.confidence import Confidence
 
     return Confidence(options["bootstrap"], options["noise_floor"], options["seed"])
-
-
-def finding_options(command: Command) -> Command:
-    """Add what is shown and written of a finding."""
-    for option in (
-        click.option("--quiet", is_flag=True, help="No progress, no announcements; warnings stay."),
-        click.option(
-            "--json", "as_json", is_flag=True, help="Print one JSON object instead of the text."
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def file_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
-    """Return an option for a file that is replaced."""
-    return click.option(
-        name, type=click.Path(path_type=Path), metavar=metavar, help=f"{text}; replaces the file."
-    )
 
 
 def show(found: Any, as_json: bool, text: Callable[[Any], str], warned: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from otdd_flash.cli.errors import debug_option
+from otdd_flash.cli.options import json_option
 from otdd_flash.cli.sources import SPECS, data_root_option
 
 EPILOG = f"""\b
@@ -20,7 +21,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @data_root_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@json_option
 @debug_option
 def datasets(data_root: str | None, as_json: bool) -> None:
     """List the datasets that have a name, and where their files are; nothing is downloaded."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from otdd_flash.cli.confidence import finding_options
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import load_all, say, silent
-from otdd_flash.cli.options import check_device, device_option
+from otdd_flash.cli.options import check_device, device_option, talk_options
 from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import SPECS, dataset_options
 from otdd_flash.files import check_writable
@@ -41,7 +40,7 @@ texts, and returns k rows of features.
     metavar="FILE.safetensors",
     help="Write features, labels and names; replaces the file.",
 )
-@finding_options
+@talk_options
 @debug_option
 def embed(**options: Any) -> None:
     """Write the features of DATASET, as an encoder returns them, to a file.

@@ -7,16 +7,18 @@ from typing import Any
 import click
 
 from otdd_flash.cli.announce import announce_long
-from otdd_flash.cli.confidence import file_option, finding_options, show
+from otdd_flash.cli.confidence import show
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
     distance_options,
+    file_option,
     machine_options,
     report_option,
     settings_of,
+    talk_options,
 )
 from otdd_flash.cli.sources import dataset_options
 
@@ -51,7 +53,7 @@ of the plan. The parts of the squared distance add up to it exactly.
 @file_option("--output", "FILE.npz", "Write all of it, a number for each sample included")
 @file_option("--plot", "FILE.png", "Write a picture (png, pdf or svg)")
 @report_option
-@finding_options
+@talk_options
 @debug_option
 def explain(**options: Any) -> None:
     """Say which classes, samples, features and labels make the distance from SRC to TGT."""

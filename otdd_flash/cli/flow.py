@@ -11,14 +11,13 @@ import click
 
 from otdd_flash.cli.announce import LONG_SECONDS, duration
 from otdd_flash.cli.errors import debug_option
+from otdd_flash.cli.flow_options import flow_options, run_options
 from otdd_flash.cli.loading import drive, load_pair, on_stderr, say
 from otdd_flash.cli.options import (
     check_device,
     check_files,
     distance_group,
-    flow_options,
     machine_options,
-    run_options,
     settings_of,
 )
 from otdd_flash.cli.progress import Bars

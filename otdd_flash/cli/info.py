@@ -8,10 +8,15 @@ from typing import Any
 
 import click
 
-from otdd_flash.cli.confidence import file_option, finding_options
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import load_all, say, silent
-from otdd_flash.cli.options import check_device, check_files, device_option
+from otdd_flash.cli.options import (
+    check_device,
+    check_files,
+    device_option,
+    file_option,
+    talk_options,
+)
 from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import SPECS, dataset_options
 
@@ -31,7 +36,7 @@ Examples:
 @dataset_options
 @device_option
 @file_option("--plot", "FILE.png", "Write a picture of samples of each class (png, pdf or svg)")
-@finding_options
+@talk_options
 @debug_option
 def info(**options: Any) -> None:
     """Show the samples, features, classes and values of DATASET, as distances would see them."""

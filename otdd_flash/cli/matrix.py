@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from otdd_flash.cli.announce import announce_long
-from otdd_flash.cli.confidence import (
-    confidence_of,
-    confidence_options,
-    devices_option,
-    finding_options,
-    show,
-)
+from otdd_flash.cli.confidence import confidence_of, confidence_options, devices_option, show
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_all, on_stderr
 from otdd_flash.cli.options import (
@@ -25,6 +19,7 @@ from otdd_flash.cli.options import (
     machine_options,
     report_option,
     settings_of,
+    talk_options,
 )
 from otdd_flash.cli.sources import dataset_options
 
@@ -63,7 +58,7 @@ matrix.npz, heatmap.png, map.png (MDS) and tree.png (average linkage).
 @machine_options
 @devices_option
 @report_option
-@finding_options
+@talk_options
 @debug_option
 def matrix(**options: Any) -> None:
     """Compute the distances among all DATASETs, with bounds for each."""

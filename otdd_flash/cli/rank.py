@@ -8,22 +8,17 @@ from typing import Any
 import click
 
 from otdd_flash.cli.announce import announce_long
-from otdd_flash.cli.confidence import (
-    confidence_of,
-    confidence_options,
-    devices_option,
-    file_option,
-    finding_options,
-    show,
-)
+from otdd_flash.cli.confidence import confidence_of, confidence_options, devices_option, show
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_all, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
     distance_options,
+    file_option,
     machine_options,
     settings_of,
+    talk_options,
 )
 from otdd_flash.cli.sources import dataset_options
 
@@ -60,7 +55,7 @@ the mean cost averaged over them.
 @devices_option
 @file_option("--output", "FILE.npz", "Write the whole result")
 @file_option("--plot", "FILE.png", "Write a picture (png, pdf or svg)")
-@finding_options
+@talk_options
 @debug_option
 def rank(**options: Any) -> None:
     """Order sources by their distance to TARGET, nearest first."""

@@ -7,15 +7,17 @@ from typing import Any
 import click
 
 from otdd_flash.cli.announce import announce_long
-from otdd_flash.cli.confidence import file_option, finding_options, show
+from otdd_flash.cli.confidence import show
 from otdd_flash.cli.errors import debug_option
 from otdd_flash.cli.loading import drive, load_pair, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
     distance_options,
+    file_option,
     machine_options,
     settings_of,
+    talk_options,
 )
 from otdd_flash.cli.sources import dataset_options
 
@@ -45,7 +47,7 @@ TGT should be samples whose labels one trusts, such as a validation set.
 @machine_options
 @file_option("--output", "FILE.csv", "Write a line a sample (csv), or the whole result (npz)")
 @file_option("--plot", "FILE.png", "Write a picture (png, pdf or svg)")
-@finding_options
+@talk_options
 @debug_option
 def value(**options: Any) -> None:
     """Value the samples of SRC by the distance to TGT, after LAVA (Just et al., ICLR 2023)."""
