@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from otdd_flash_kernels.inverse import SIDE, invert
+from otdd_flash_kernels import inverse
+from otdd_flash_kernels.inverse import HALF, invert
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = torch.finfo(torch.float64).eps
@@ -18,8 +19,15 @@ def definite(n: int, condition: float) -> torch.Tensor:  # (3, n, n)
     return (q * values) @ q.mT
 
 
+# programs that do two blocks, and one
+@pytest.fixture(params=[256, 2])
+def few(request, monkeypatch):
+    monkeypatch.setattr(inverse, "FEW", request.param)
+
+
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("condition", [1.0, 400.0, 1e5])
-@pytest.mark.parametrize("n", [1, 2, SIDE - 1, SIDE, SIDE + 1, 2 * SIDE + 7])
+@pytest.mark.parametrize("n", [1, 2, HALF - 1, HALF, HALF + 1, 2 * HALF, 2 * HALF + 7])
 def test_equals_lapack(n, condition):
     matrices = definite(n, condition).to(DEVICE)
     expected = torch.linalg.inv(matrices)
@@ -31,8 +39,9 @@ def test_equals_lapack(n, condition):
     assert found.equal(invert(matrices.clone()))
 
 
+@pytest.mark.usefixtures("few")
 def test_works_in_place_on_a_part():
-    n = SIDE + 6
+    n = 2 * HALF + 6
     inside = definite(n, 100.0).to(DEVICE)
     whole = torch.full((3, n + 10, n + 20), float("nan"), dtype=torch.float64, device=DEVICE)
     part = whole[:, 4 : 4 + n, 8 : 8 + n]
