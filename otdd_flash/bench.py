@@ -22,9 +22,8 @@ from otdd_flash.gaussians import class_laws
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import resolve_device
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import PeakMemory, machine, median_ms, seconds_of, synchronize
-from otdd_flash.types import LabelledDataset, Progress
+from otdd_flash.types import LabelledDataset, Progress, finish
 
 NOISE = 2  # grey levels added to repeated samples, either way
 NOISY_ROWS = 1 << 16  # rows that get their noise at a time

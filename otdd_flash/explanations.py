@@ -21,21 +21,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import label_cost
 from otdd_flash.certificate import class_mass, renumbered
 from otdd_flash.cost import check_dimensions
 from otdd_flash.divergence import Divergence, Term, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
-from otdd_flash.findings import CostSplit, Explanation, PairValue, SamplePair
+from otdd_flash.findings import CostSplit, Explanation, SamplePair
 from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
 from otdd_flash.potentials import debiased_potentials, equal_note
-from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
+from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_pair_steps
 from otdd_flash.settings import OTDDSettings, check_integer
-from otdd_flash.sinkhorn import finish, hidden_error
+from otdd_flash.shared import pair_value
+from otdd_flash.sinkhorn import hidden_error
 from otdd_flash.timing import device_name, versions
-from otdd_flash.types import LabelledDataset, Progress, Transport
+from otdd_flash.types import LabelledDataset, Progress, finish
 
 NOTHING = CostSplit(0.0, 0.0, 0.0)
 # L1 error of the marginals that rounding may hide in a plan that is read
@@ -82,9 +82,7 @@ def explain_steps(
     pairs = check_integer("pairs", pairs, 0)
     check_dimensions(src, tgt)
     device = resolve_device(settings.device)
-    x, y = yield from prepare_steps((src, tgt), settings, device, more=1)
-    costs = label_cost(x.laws, y.laws)
-    yield Progress("class laws", 3, 3)
+    x, y, costs = yield from prepare_pair_steps(src, tgt, settings, device)
     clouds = clouds_of(x, y, costs, settings)
     found = yield from divergence_steps(clouds, settings, keep=True)
     _check_epsilon(found)
@@ -97,21 +95,12 @@ def explain_steps(
         _centred(potential, side.dataset.weights.cpu())
         for potential, side in zip(debiased_potentials(x, y, found), (x, y), strict=True)
     ]
-    assert found.transport is not None and found.mass is not None
+    assert found.mass is not None
     mass = found.mass.cpu()
-    solution = found.cross.solution
     return Explanation(
         source=x.summary,
         target=y.summary,
-        value=PairValue(
-            found.value,
-            (found.bounds.lower, found.bounds.upper),
-            Transport(found.transport.lower, solution.value, found.transport.upper),
-            found.mean_cost,
-            found.error,
-            found.converged,
-            solution.passes,
-        ),
+        value=pair_value(found),
         epsilon=found.epsilon,
         class_mass=mass,
         class_cost=paid.by_class,

@@ -28,8 +28,7 @@ from otdd_flash.eigenvalue import MinEigenvalue
 from otdd_flash.landscape import Function, Landscape, Local, Parameters
 from otdd_flash.newton import goes_down, least_curvature, newton_steps, ways_out
 from otdd_flash.settings import check_integer, check_number
-from otdd_flash.sinkhorn import finish
-from otdd_flash.types import Progress
+from otdd_flash.types import Progress, finish
 
 
 @dataclass(frozen=True)

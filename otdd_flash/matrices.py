@@ -19,9 +19,8 @@ from otdd_flash.pairfolder import PairFolder, description
 from otdd_flash.pairs import pair_steps, unique_names
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.shared import Pair
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_names, versions
-from otdd_flash.types import LabelledDataset, Progress
+from otdd_flash.types import LabelledDataset, Progress, finish
 
 
 def matrix(

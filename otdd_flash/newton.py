@@ -31,9 +31,8 @@ from otdd_flash.descent import (
 )
 from otdd_flash.eigenvalue import MinEigenvalue, smallest
 from otdd_flash.landscape import Function, Landscape, Local, Parameters
-from otdd_flash.sinkhorn import finish
 from otdd_flash.trust_region import trust_step
-from otdd_flash.types import Progress
+from otdd_flash.types import Progress, finish
 
 ACCEPT = 1e-4  # share of the promised gain from which a step is taken
 POOR, GOOD = 0.25, 0.75  # shares below which the radius shrinks, above which it grows

@@ -12,11 +12,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from otdd_flash.bures import label_cost
 from otdd_flash.divergence import divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.ops import resolve_device
-from otdd_flash.prepared import clouds_of, prepare_steps
+from otdd_flash.prepared import clouds_of, prepare_pair_steps
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import LabelledDataset, NoiseFloor, Progress
 
@@ -62,8 +61,9 @@ def floor_steps(
     """Return the squared distance between two halves of a dataset, class laws of their own."""
     parts = halves(dataset, seed)
     device = resolve_device(settings.device)
-    x, y = yield from _relabelled(prepare_steps(parts, settings, device), dataset.name)
-    clouds = clouds_of(x, y, label_cost(x.laws, y.laws), settings)
+    prepare = prepare_pair_steps(*parts, settings, device)
+    x, y, costs = yield from _relabelled(prepare, dataset.name)
+    clouds = clouds_of(x, y, costs, settings)
     fixed = replace(settings, epsilon=epsilon)
     solve = divergence_steps(clouds, fixed, certify=False)
     found = yield from _relabelled(solve, dataset.name)

@@ -20,7 +20,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import label_cost
 from otdd_flash.certificate import quantization_bound
 from otdd_flash.clouds import LabelledClouds
 from otdd_flash.confidence import Confidence, bootstrap_steps
@@ -32,11 +31,10 @@ from otdd_flash.inputs import given_or_default
 from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.ops import resolve_device
 from otdd_flash.plan import Plan
-from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps, units
+from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_pair_steps, units
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import Laps, device_name, versions
-from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDResult, Progress, Transport
+from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDResult, Progress, Transport, finish
 
 Value = TypeVar("Value")
 
@@ -141,9 +139,7 @@ def steps(
     device = resolve_device(settings.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    x, y = yield from clock.timed(prepare_steps((src, tgt), settings, device, more=1))
-    costs = label_cost(x.laws, y.laws)
-    yield Progress("class laws", 3, 3)
+    x, y, costs = yield from clock.timed(prepare_pair_steps(src, tgt, settings, device))
     clouds = clouds_of(x, y, costs, settings)
     clock.lap("class laws")
     if start is not None:

@@ -18,12 +18,10 @@ from otdd_flash.digests import differences, fingerprint
 from otdd_flash.errors import DataError, OTDDError, SettingsError
 from otdd_flash.files import written_whole
 from otdd_flash.findings import PairValue
-from otdd_flash.settings import OTDDSettings
+from otdd_flash.settings import ELSEWHERE, OTDDSettings
 from otdd_flash.timing import versions
 from otdd_flash.types import LabelledDataset
 
-# settings that say where something is computed, not what
-ELSEWHERE = ("device", "memory_budget")
 FORMAT = 1
 RUN, EPSILON, PAIRS = "run.json", "epsilon.json", "pairs"
 

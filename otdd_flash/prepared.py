@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import LabelCost, accuracy_notes
+from otdd_flash.bures import LabelCost, accuracy_notes, label_cost
 from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side, make_side, normalisation
 from otdd_flash.gaussians import ClassLaws, class_laws
@@ -164,6 +164,22 @@ def prepare_steps(
     return out
 
 
+def prepare_pair_steps(
+    src: LabelledDataset,
+    tgt: LabelledDataset,
+    settings: OTDDSettings,
+    device: torch.device,
+) -> Generator[Progress, None, tuple[Prepared, Prepared, LabelCost]]:
+    """Prepare two datasets and take the squared distances of their class laws.
+
+    Memory and errors as `prepare_steps`.
+    """
+    x, y = yield from prepare_steps((src, tgt), settings, device, more=1)
+    costs = label_cost(x.laws, y.laws)
+    yield Progress("class laws", 3, 3)
+    return x, y, costs
+
+
 def units(prepared: Prepared, settings: OTDDSettings) -> tuple[float, float]:
     """Return what one squared unit of points, and of label costs, costs."""
     scale = settings.cost_scale * prepared.factor**2
@@ -185,7 +201,7 @@ def clouds_of(
 def mean_cost(
     x: Prepared,
     y: Prepared,
-    label_cost: Tensor,  # (Vx, Vy) in squared units of the points
+    cost: Tensor,  # (Vx, Vy) of the labels, in squared units of the points
     settings: OTDDSettings,
 ) -> float:
     """Return the exact mean of C under the product of the weights, from moments alone."""
@@ -193,7 +209,7 @@ def mean_cost(
     squared = float((x.mean - y.mean).square().sum()) + x.spread + y.spread
     masses = (p.laws.masses / p.laws.masses.sum() for p in (x, y))
     row, column = masses
-    return unit * squared + label_unit * float(row @ label_cost @ column)
+    return unit * squared + label_unit * float(row @ cost @ column)
 
 
 def _weighted(dataset: LabelledDataset) -> LabelledDataset:

@@ -15,9 +15,8 @@ from otdd_flash.inputs import check_datasets, given_or_default
 from otdd_flash.ops import resolve_devices
 from otdd_flash.pairs import pair_steps, unique_names
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_names, versions
-from otdd_flash.types import LabelledDataset, Progress
+from otdd_flash.types import LabelledDataset, Progress, finish
 
 FEWEST = 3  # sources from which a correlation is given
 

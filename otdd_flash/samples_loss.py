@@ -24,7 +24,7 @@ from otdd_flash.loss import divergence_loss
 from otdd_flash.ops import device_of
 from otdd_flash.samples_arguments import check_offered, equal_mass, read_arguments
 from otdd_flash.settings import OTDDSettings, check_flag, check_number
-from otdd_flash.sinkhorn import finish
+from otdd_flash.types import finish
 from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
 
 COST = 0.5  # of one squared unit of the points

@@ -12,6 +12,9 @@ import numpy as np
 from otdd_flash.checks import shown
 from otdd_flash.errors import SettingsError
 
+# fields that say where something is computed, not what
+ELSEWHERE = ("device", "memory_budget")
+
 
 @dataclass(frozen=True)
 class OTDDSettings:

@@ -29,6 +29,25 @@ from otdd_flash.types import Interval, Progress, Transport
 Pair = tuple[int, int]
 
 
+def pair_value(
+    found: Divergence,  # with its certificate
+    between: Interval | None = None,  # of resamples
+) -> PairValue:
+    """Return the distance of a pair with what vouches for it."""
+    assert found.transport is not None
+    solution = found.cross.solution
+    return PairValue(
+        squared=found.value,
+        squared_bounds=(found.bounds.lower, found.bounds.upper),
+        transport=Transport(found.transport.lower, solution.value, found.transport.upper),
+        mean_cost=found.mean_cost,
+        marginal_error=found.error,
+        converged=found.converged,
+        passes=solution.passes,
+        interval=between,
+    )
+
+
 @dataclass(eq=False)
 class Shared:
     """Datasets on one device; what is made of them is kept, and shared with other devices."""
@@ -79,21 +98,10 @@ class Shared:
         """Solve the cross term of a pair, whose self terms are solved."""
         selves = (self.terms[i], self.terms[j]) if self.settings.debias else None
         found = yield from divergence_steps(self.clouds(i, j), self.settings, selves=selves)
-        assert found.transport is not None
         between = None
         if self.confidence.bootstrap:
             between = yield from self._interval(found, i, j)
-        solution = found.cross.solution
-        return PairValue(
-            squared=found.value,
-            squared_bounds=(found.bounds.lower, found.bounds.upper),
-            transport=Transport(found.transport.lower, solution.value, found.transport.upper),
-            mean_cost=found.mean_cost,
-            marginal_error=found.error,
-            converged=found.converged,
-            passes=solution.passes,
-            interval=between,
-        )
+        return pair_value(found, between)
 
     def _interval(self, found: Divergence, i: int, j: int) -> Generator[Progress, None, Interval]:
         """Return the interval of a pair; resamples of a dataset are the same for all its pairs."""

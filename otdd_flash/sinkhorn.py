@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,7 +61,6 @@ class SolveState:
 
 
 Solve = Generator[SolveState, None, Solution]
-Value = TypeVar("Value")
 
 
 def hidden_error(op: CostOperator, eps: float) -> float:
@@ -73,15 +71,6 @@ def hidden_error(op: CostOperator, eps: float) -> float:
 def _told(error: float, hidden: float) -> float:
     """Return what a measured error says: no number of use where rounding hides the largest one."""
     return max(error, hidden) if hidden < LARGEST_ERROR else hidden
-
-
-def finish(steps: Generator[Any, None, Value]) -> Value:
-    """Run a generator to its end and return its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value
 
 
 def excess(

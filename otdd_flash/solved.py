@@ -20,7 +20,7 @@ from otdd_flash.hessian import Hessian
 from otdd_flash.ops import WORKSPACE_BYTES, device_of
 from otdd_flash.plan import Plan
 from otdd_flash.settings import OTDDSettings, check_number
-from otdd_flash.sinkhorn import finish
+from otdd_flash.types import finish
 
 # asymmetry of a label cost that passes for rounding, of its largest entry
 SYMMETRIC = 1e-5

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from otdd_flash.checks import check_points, check_weights, dense_points, shown
 from otdd_flash.errors import DataError, WeightError
 from otdd_flash.labels import check_names, class_ids
 from otdd_flash.settings import OTDDSettings, is_integer
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -175,6 +177,15 @@ class Progress:
     total: int | None  # steps of this stage, None when it is not known
     note: str = ""  # for example the marginal error
     data: dict[str, float] = field(default_factory=dict)
+
+
+def finish(steps: Generator[Any, None, Value]) -> Value:
+    """Run a computation that yields its progress to its end and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
 
 
 @dataclass(frozen=True)

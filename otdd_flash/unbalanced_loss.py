@@ -35,7 +35,8 @@ from otdd_flash.matching import match
 from otdd_flash.ops import WORKSPACE_BYTES, device_of, streamed
 from otdd_flash.plan import Plan
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import Solution, finish
+from otdd_flash.sinkhorn import Solution
+from otdd_flash.types import finish
 from otdd_flash.unbalanced import (
     UnbalancedProblem,
     UnbalancedSolution,

@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import LabelCost, label_cost
+from otdd_flash.bures import LabelCost
 from otdd_flash.cost import check_dimensions
 from otdd_flash.divergence import Divergence, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
@@ -33,11 +33,10 @@ from otdd_flash.findings import Values
 from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.potentials import debiased_potentials, equal_note
-from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_steps
+from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_pair_steps
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import device_name, versions
-from otdd_flash.types import LabelledDataset, Progress
+from otdd_flash.types import LabelledDataset, Progress, finish
 
 
 def value(
@@ -76,9 +75,7 @@ def value_steps(
             f"{src.name} has one sample of positive weight; a value compares it with others"
         )
     device = resolve_device(settings.device)
-    x, y = yield from prepare_steps((src, tgt), settings, device, more=1)
-    costs = label_cost(x.laws, y.laws)
-    yield Progress("class laws", 3, 3)
+    x, y, costs = yield from prepare_pair_steps(src, tgt, settings, device)
     found = yield from _solved(x, y, costs, settings)
     whole = debiased_potentials(x, y, found)[0]
     looks, solves = torch.zeros_like(whole), [found]

@@ -26,8 +26,8 @@ from otdd_flash.bench import make_clouds, pass_report, resized, truth_of
 from otdd_flash.clouds import LabelledClouds
 from otdd_flash.datasets import load
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import machine, seconds_of
+from otdd_flash.types import finish
 
 GOAL = 1e-3
 CPU = torch.device("cpu")

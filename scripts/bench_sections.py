@@ -30,8 +30,8 @@ from otdd_flash.cost import Problem
 from otdd_flash.datasets import load
 from otdd_flash.ops import WORKSPACE_BYTES
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import Clock, PeakMemory, seconds_of
+from otdd_flash.types import finish
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 # the two regularisations: the default, and 0.1 with half costs, pixels in [0, 1]

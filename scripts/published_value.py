@@ -24,8 +24,8 @@ from otdd_flash.datasets import load
 from otdd_flash.divergence import divergence_steps
 from otdd_flash.otdd import distance
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import machine
+from otdd_flash.types import finish
 
 
 def exact_label_cost(x: Side, y: Side) -> Tensor:  # (Vx, Vy) squared units of the points

@@ -28,7 +28,7 @@ from otdd_flash.embed.cache import (
 )
 from otdd_flash.results import bytes_text
 from otdd_flash.samples import Arrays, Images, Texts
-from otdd_flash.sinkhorn import finish
+from otdd_flash.types import finish
 
 ABOUT = {"encoder": "mine:f", "dataset": "some", "shape": [4, 3], "said": ["encoded by mine:f"]}
 

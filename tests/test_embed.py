@@ -23,7 +23,7 @@ from otdd_flash.embed.encoder import needed
 from otdd_flash.embed.written import write_dataset
 from otdd_flash.errors import DataError, EncoderError, SettingsError
 from otdd_flash.samples import Arrays
-from otdd_flash.sinkhorn import finish
+from otdd_flash.types import finish
 
 ROOT = Path(__file__).resolve().parents[1]
 # writes a line when it is imported and one for each sample

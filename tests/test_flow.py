@@ -18,7 +18,8 @@ from otdd_flash.cost import make_problem, make_side
 from otdd_flash.flows import FlowSettings, flow, load_checkpoint, save_checkpoint
 from otdd_flash.flows.class_sums import ClassSums
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import finish, solve
+from otdd_flash.sinkhorn import solve
+from otdd_flash.types import finish
 
 # so exact that only float64 and the formulas are left
 EXACT = OTDDSettings(tol=1e-10, max_passes=5000, device="cpu", epsilon="5%")

@@ -27,7 +27,7 @@ from otdd_flash.flows import FlowSettings, pictures
 from otdd_flash.flows.exports import write_hugging_face, write_idx_pair
 from otdd_flash.flows.finish import finish_steps
 from otdd_flash.flows.record import COLUMNS, Record, clear
-from otdd_flash.sinkhorn import finish
+from otdd_flash.types import finish
 
 MINI = ("mnist-mini", "fashion-mnist-mini", "--max-samples", "60", "--device", "cpu")
 SHORT = (*MINI, "--steps", "6", "--every", "4")

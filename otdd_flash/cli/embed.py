@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import load_all, say, silent
-from otdd_flash.cli.options import check_device, device_option, talk_options
-from otdd_flash.cli.progress import Bars, wanted
+from otdd_flash.cli.loading import load_all, on_stderr
+from otdd_flash.cli.options import check_device, device_option, file_option, talk_options
 from otdd_flash.cli.sources import SPECS, dataset_options
 from otdd_flash.files import check_writable
 
@@ -33,13 +31,7 @@ texts, and returns k rows of features.
 @click.argument("spec", metavar="DATASET")
 @dataset_options
 @device_option
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE.safetensors",
-    help="Write features, labels and names; replaces the file.",
-)
+@file_option("--output", "FILE.safetensors", "Write features, labels and names", required=True)
 @talk_options
 @debug_option
 def embed(**options: Any) -> None:
@@ -50,8 +42,8 @@ def embed(**options: Any) -> None:
     """
     output = check_writable(options["output"], "--output", (".safetensors",))
     check_device(options["device"])
-    bars = Bars(wanted(options["quiet"]))
-    (dataset,) = load_all([options["spec"]], options, bars, silent if options["quiet"] else say)
+    bars, tell = on_stderr(options)
+    (dataset,) = load_all([options["spec"]], options, bars, tell)
 
     from otdd_flash.embed.written import write_dataset
     from otdd_flash.results import bytes_text

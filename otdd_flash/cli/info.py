@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from otdd_flash.cli.errors import debug_option
-from otdd_flash.cli.loading import load_all, say, silent
+from otdd_flash.cli.loading import load_all, on_stderr
 from otdd_flash.cli.options import (
     check_device,
     check_files,
@@ -17,7 +17,6 @@ from otdd_flash.cli.options import (
     file_option,
     talk_options,
 )
-from otdd_flash.cli.progress import Bars, wanted
 from otdd_flash.cli.sources import SPECS, dataset_options
 
 # classes that are listed
@@ -42,8 +41,8 @@ def info(**options: Any) -> None:
     """Show the samples, features, classes and values of DATASET, as distances would see them."""
     check_files(options)
     check_device(options["device"])
-    bars = Bars(wanted(options["quiet"]))
-    (dataset,) = load_all([options["spec"]], options, bars, silent if options["quiet"] else say)
+    bars, tell = on_stderr(options)
+    (dataset,) = load_all([options["spec"]], options, bars, tell)
 
     from otdd_flash.datasets import description
 

@@ -37,10 +37,16 @@ def group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return add
 
 
-def file_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
+def file_option(
+    name: str, metavar: str, text: str, required: bool = False
+) -> Callable[[Command], Command]:
     """Return an option for a file that is replaced."""
     return click.option(
-        name, type=click.Path(path_type=Path), metavar=metavar, help=f"{text}; replaces the file."
+        name,
+        type=click.Path(path_type=Path),
+        required=required,
+        metavar=metavar,
+        help=f"{text}; replaces the file.",
     )
 
 

@@ -25,8 +25,7 @@ from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.sklearn_sets import PREFIX as SKLEARN
 from otdd_flash.datasets.sklearn_sets import known_sklearn, read_sklearn
 from otdd_flash.errors import DataError, DatasetNotFoundError, OTDDError
-from otdd_flash.sinkhorn import finish
-from otdd_flash.types import LabelledDataset, Progress
+from otdd_flash.types import LabelledDataset, Progress, finish
 
 
 def load(

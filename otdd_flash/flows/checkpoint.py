@@ -13,9 +13,8 @@ from otdd_flash.digests import differences
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.files import written_whole
 from otdd_flash.flows.settings import FlowSettings, described
+from otdd_flash.settings import ELSEWHERE
 
-# settings that say where a flow is computed, not what
-ELSEWHERE = ("device", "memory_budget")
 # layout of the file; raised when a reader of the old layout would misread the new one
 FORMAT = 2
 KEY = "otdd-flash flow"

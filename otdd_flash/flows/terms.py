@@ -28,8 +28,9 @@ from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import WORKSPACE_BYTES, make_operator
-from otdd_flash.sinkhorn import Solution, finish, hidden_error, solve_symmetric
+from otdd_flash.sinkhorn import Solution, hidden_error, solve_symmetric
 from otdd_flash.timing import Laps
+from otdd_flash.types import finish
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud
 

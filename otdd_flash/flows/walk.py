@@ -33,9 +33,8 @@ from otdd_flash.flows.terms import Evaluation, Terms, Trail
 from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.prepared import prepare_steps, units
-from otdd_flash.sinkhorn import finish
 from otdd_flash.timing import Laps
-from otdd_flash.types import LabelledDataset
+from otdd_flash.types import LabelledDataset, finish
 
 MODES: dict[str, type[Features]] = {
     "features": Features,
