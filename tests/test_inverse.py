@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from otdd_flash_kernels import inverse
-from otdd_flash_kernels.inverse import HALF, invert
+from otdd_flash_kernels.inverse import LARGE, SMALL, invert
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = torch.finfo(torch.float64).eps
@@ -19,7 +19,7 @@ def definite(n: int, condition: float) -> torch.Tensor:  # (3, n, n)
     return (q * values) @ q.mT
 
 
-# programs that do two blocks, and one
+# three matrices are few, or many
 @pytest.fixture(params=[256, 2])
 def few(request, monkeypatch):
     monkeypatch.setattr(inverse, "FEW", request.param)
@@ -27,7 +27,7 @@ def few(request, monkeypatch):
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("condition", [1.0, 400.0, 1e5])
-@pytest.mark.parametrize("n", [1, 2, HALF - 1, HALF, HALF + 1, 2 * HALF, 2 * HALF + 7])
+@pytest.mark.parametrize("n", [1, 2, *(s + k for s, _ in (SMALL, LARGE) for k in (-1, 0, 1)), 135])
 def test_equals_lapack(n, condition):
     matrices = definite(n, condition).to(DEVICE)
     expected = torch.linalg.inv(matrices)
@@ -41,7 +41,7 @@ def test_equals_lapack(n, condition):
 
 @pytest.mark.usefixtures("few")
 def test_works_in_place_on_a_part():
-    n = 2 * HALF + 6
+    n = 70
     inside = definite(n, 100.0).to(DEVICE)
     whole = torch.full((3, n + 10, n + 20), float("nan"), dtype=torch.float64, device=DEVICE)
     part = whole[:, 4 : 4 + n, 8 : 8 + n]
