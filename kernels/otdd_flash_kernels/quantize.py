@@ -26,8 +26,8 @@ from torch import Tensor
 
 # float64 entries of one chunk: 16 MB
 CHUNK_ENTRIES = 1 << 21
-# digits squared at a time: 64 MB of float32
-DIGIT_ENTRIES = 1 << 24
+# digits squared at a time: 16 MB of float32, and 32 of their sums
+DIGIT_ENTRIES = 1 << 22
 # grids on which float data often lie: integers, and 8-bit pixels divided by 255
 KNOWN_STEPS = (1.0, 1.0 / 255.0)
 # largest |q| that s signed 8-bit slices hold on both signs
