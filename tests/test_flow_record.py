@@ -63,6 +63,9 @@ def test_the_summary_is_json_and_a_file(done):
     assert summary["mode"] == "attached" and summary["steps"] == 6
     assert summary["value"][1] < 0.7 * summary["value"][0]
     assert summary["fall"] == pytest.approx(1 - summary["value"][1] / summary["value"][0])
+    names, *rows = curve(folder)
+    hidden = [float(row[names.index("label_error")]) for row in rows]
+    assert summary["label_error"] == max(hidden) > 0 and hidden[-1] == 0
     low, high = summary["final"]["squared_bounds"]
     assert low <= summary["final"]["squared"] <= high
     # the flowed set as written has whole grey levels

@@ -13,7 +13,7 @@ from PIL import Image
 from otdd_flash.archive import plain
 from otdd_flash.files import written_whole
 from otdd_flash.flows import exports, pictures
-from otdd_flash.flows.record import Kept, Record
+from otdd_flash.flows.record import COLUMNS, Kept, Record
 from otdd_flash.flows.settings import FlowState
 from otdd_flash.flows.walk import Flow
 from otdd_flash.otdd import steps as distance_steps
@@ -111,8 +111,8 @@ def summarise(
     result: OTDDResult,  # of the flowed dataset to the target
 ) -> dict[str, Any]:
     """Return what came of a flow in JSON's own types."""
-    values = [row[1] for row in record.curve]
-    unconverged = sum(1 for row in record.curve if not row[5])
+    curve = dict(zip(COLUMNS, zip(*record.curve, strict=True), strict=True))
+    values = curve["value"]
     summary = {
         "source": flow.source.name,
         "target": flow.target.name,
@@ -123,10 +123,12 @@ def summarise(
         "value": [values[0], values[-1]],
         "fall": 1 - values[-1] / values[0] if values[0] > 0 else 0.0,
         "marginal_error": last.marginal_error,
-        "unconverged_steps": unconverged,
+        "unconverged_steps": curve["converged"].count(0.0),
         "moved": last.moved,
+        # the largest of a step; at the last one all label costs are measured
+        "label_error": max(curve["label_error"]),
         "backend": last.backend,
-        "seconds": sum(row[-1] for row in record.curve),
+        "seconds": sum(curve["seconds"]),
         # of the flowed dataset as it is written: grey levels are whole, classes have its own laws
         "final": {
             "distance": result.distance,
