@@ -6,7 +6,15 @@ import torch
 from safetensors.numpy import save_file
 from small_sets import KINDS, announced, holds, refused, small
 
-from otdd_flash import DataError, DatasetNotFoundError, LabelError, SettingsError, load
+from otdd_flash import (
+    DataError,
+    DatasetNotFoundError,
+    LabelError,
+    SettingsError,
+    load,
+    load_together,
+)
+from otdd_flash.datasets import loading
 
 X, Y = small()
 
@@ -187,3 +195,19 @@ def test_pickles_that_are_none_are_damage(tmp_path):
     path.write_bytes(b"\x80junk")
     with pytest.warns(UserWarning, match="pickle protocol"):
         refused(DataError, "a.pt: not a whole torch file", path)
+
+
+# eight read at once on Pythons whose parsers bear it, one after another on others
+@pytest.mark.parametrize("threads", [1, 8])
+def test_files_are_read_side_by_side(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(loading, "THREADS", threads)
+    paths = [
+        write(tmp_path / f"{k}{suffix}", x=X + k, y=Y)
+        for k, suffix in enumerate([".safetensors", ".pt"] * 3)
+    ]
+    together = load_together([*paths, paths[0]])
+    for k, dataset in enumerate(together[:-1]):
+        holds(dataset, X + k, Y)
+    assert together[-1] is together[0]
+    with pytest.raises(DatasetNotFoundError, match="none.pt"):
+        load_together([paths[0], tmp_path / "none.pt", paths[1]])

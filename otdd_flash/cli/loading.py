@@ -50,16 +50,19 @@ def load_all(
     """Load datasets into one space, and announce what was chosen, converted and sampled."""
     settings = load_settings(options)
 
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor, wait
 
     from otdd_flash.ahead import warm_up
     from otdd_flash.datasets import load_steps
+    from otdd_flash.datasets.loading import THREADS
     from otdd_flash.results import preparation
 
-    # starting a GPU takes a second: beside the reading
+    # starting a GPU takes a second: beside the reading, where threads can do both
     with ThreadPoolExecutor(1) as thread, redirect_stdout(sys.stderr):
         # what an encoder or a download prints is no part of the result
-        thread.submit(warm_up, options["device"])
+        warm = thread.submit(warm_up, options["device"])
+        if THREADS == 1:
+            wait([warm])
         loaded = bars.drive(load_steps(specs, settings))
     for dataset in {id(dataset): dataset for dataset in loaded}.values():
         for note in preparation(dataset.provenance):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +27,10 @@ from otdd_flash.datasets.sklearn_sets import PREFIX as SKLEARN
 from otdd_flash.datasets.sklearn_sets import known_sklearn, read_sklearn
 from otdd_flash.errors import DataError, DatasetNotFoundError, OTDDError
 from otdd_flash.types import LabelledDataset, Progress, finish
+
+# datasets read at once. Before Python 3.11.8 two threads that parse, as readers of npz files and
+# compilers of kernels do, can break each other by a SystemError (CPython issue 106905)
+THREADS = 8 if sys.version_info >= (3, 11, 8) else 1
 
 
 def load(
@@ -144,7 +149,7 @@ def read_steps(
     for task in tasks:
         same = (k for k, other in enumerate(tasks) if _same(task, other))
         first.append(next(same))
-    with ThreadPoolExecutor(max(1, min(8, len(set(first))))) as threads:
+    with ThreadPoolExecutor(max(1, min(THREADS, len(set(first))))) as threads:
         coming = {k: threads.submit(_read, *tasks[k], settings) for k in dict.fromkeys(first)}
         try:
             for done, (k, future) in enumerate(coming.items()):
