@@ -1,7 +1,7 @@
 """Polar factors of pairs of laws, kept from their distances to the gradients of those.
 
 One decomposition of ``F G^T`` says both: its nuclear norm the distance, its polar factor Q the
-optimal map (see `bures` and `attached`).
+optimal map (see `bures` and `law_pulls`).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+import triton
+import triton.language as tl
 
-from otdd_flash_kernels.tiles import (  # noqa: E402
+from otdd_flash_kernels.tiles import (
     column_bias,
     column_runs,
     pure_tiles,

@@ -19,7 +19,7 @@ from otdd_flash.datasets.places import Place, entries_of
 from otdd_flash.datasets.raw import RawDataset, check_file, raw_of
 from otdd_flash.datasets.registry import IdxEntry
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.datasets.tables import read_arrow, read_table
+from otdd_flash.datasets.tables import no_utf8, read_arrow, read_table
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.samples import Images, Samples, Texts
 
@@ -180,4 +180,4 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is no UTF-8 text; convert it with iconv -t utf-8") from error
+        raise no_utf8(path) from error

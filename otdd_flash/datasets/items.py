@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from otdd_flash.datasets.columns import LABEL_NAMES
 from otdd_flash.datasets.named_arrays import POINTS, tidy_labels
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.errors import DataError, LabelError
+from otdd_flash.errors import DataError, LabelError, SettingsError
 from otdd_flash.samples import Arrays, Images, Texts
 
 
@@ -134,6 +136,26 @@ def gathered(
     samples = gather.samples()
     values = tidy_labels(labels, len(samples), name) if known else None
     return RawDataset(name, samples, values, provenance={"source": name, **provenance})
+
+
+def streamed(
+    items: Iterable[Any],  # without a known end
+    name: str,
+    settings: LoadSettings,
+    label: str | None,
+) -> RawDataset:
+    """Read the first items of a stream, as many as the cap says.
+
+    Raises:
+        SettingsError: no cap.
+    """
+    if settings.max_samples is None:
+        raise SettingsError(
+            f"{name}: has no known end; say with max_samples how many samples to take from it"
+        )
+    raw = gathered(islice(items, int(settings.max_samples)), None, name, settings, label)
+    said = f"the first {len(raw):,} samples of a stream"
+    return replace(raw, announced=(*raw.announced, said))
 
 
 def unbatched(

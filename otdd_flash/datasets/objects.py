@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from otdd_flash.checks import shown
 from otdd_flash.datasets.columns import raw_table
 from otdd_flash.datasets.frames import TableFrame
 from otdd_flash.datasets.hub import raw_hugging_face, split_of
-from otdd_flash.datasets.items import gathered
+from otdd_flash.datasets.items import streamed
 from otdd_flash.datasets.named_arrays import Archive, raw_arrays, sample_rows, tidy_labels
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.datasets.torch_sets import read_loader, read_map
-from otdd_flash.errors import DataError, DatasetNotFoundError, SettingsError
+from otdd_flash.errors import DataError, DatasetNotFoundError
 from otdd_flash.samples import Arrays, Images, Samples, Texts
 
 
@@ -117,18 +116,9 @@ def samples_of(values: Any, name: str) -> Samples:
 
 
 def _stream(stream: Iterable[Any], settings: LoadSettings, label: str | None) -> RawDataset:
-    """Read the first samples of a stream, as many as the cap says."""
-    name, cap = type(stream).__name__, settings.max_samples
-    if cap is None:
-        raise SettingsError(
-            f"a {name} has no known end; say with max_samples how many samples to take from it"
-        )
-    raw = gathered(islice(stream, int(cap)), None, name, settings, label)
+    """Read the first samples of a stream, with the names of classes that it knows."""
+    raw = streamed(stream, type(stream).__name__, settings, label)
     # a streamed dataset of Hugging Face knows its columns
     features = getattr(stream, "features", None)
     column = features.get(label or "label") if isinstance(features, Mapping) else None
-    return replace(
-        raw,
-        class_names=tuple(getattr(column, "names", ())) or None,
-        announced=(*raw.announced, f"the first {len(raw):,} samples of a stream"),
-    )
+    return replace(raw, class_names=tuple(getattr(column, "names", ())) or None)

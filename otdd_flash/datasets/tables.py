@@ -95,7 +95,7 @@ def read_csv(
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise damaged(path, "CSV", error) from error
     if pa.binary() in table.schema.types:
-        raise _no_utf8(path)
+        raise no_utf8(path)
     if table.num_rows == 0:
         raise DataError(f"{path}: holds a header and no rows")
     return TableFrame(table), "; ".join(said)
@@ -122,7 +122,8 @@ def _numbers(table: pa.Table) -> int:
     return sum(kind_of(kind) == "number" for kind in table.schema.types)
 
 
-def _no_utf8(path: Path) -> DataError:
+def no_utf8(path: Path) -> DataError:
+    """Return the error of a text in another encoding."""
     return DataError(f"{path}: is no UTF-8 text; convert it with iconv -t utf-8")
 
 
@@ -145,6 +146,6 @@ def _first_line(path: Path) -> str:
             # of lines that end in a carriage return alone the first one
             return line.partition("\r")[0]
     except UnicodeDecodeError as error:
-        raise _no_utf8(path) from error
+        raise no_utf8(path) from error
     except (OSError, EOFError) as error:
         raise damaged(path, "CSV", error) from error

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from otdd_flash.datasets.items import gathered, unbatched
+from otdd_flash.datasets.items import gathered, streamed, unbatched
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.sampling import stratified_rows
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.errors import DataError, OTDDError, SettingsError
+from otdd_flash.errors import DataError, OTDDError
 from otdd_flash.labels import class_ids
 
 
@@ -44,16 +43,10 @@ def read_loader(loader: DataLoader, settings: LoadSettings, label: str | None) -
     Raises:
         SettingsError: a stream without a cap.
     """
-    name, cap = f"DataLoader of {type(loader.dataset).__name__}", settings.max_samples
+    name = f"DataLoader of {type(loader.dataset).__name__}"
     items = unbatched(loader) if loader.batch_size is not None else iter(loader)
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        if cap is None:
-            raise SettingsError(
-                f"{name}: has no known end; say with max_samples how many samples to take from it"
-            )
-        raw = gathered(islice(items, int(cap)), None, name, settings, label)
-        said = f"the first {len(raw):,} samples of a stream"
-        return replace(raw, announced=(*raw.announced, said))
+        return streamed(items, name, settings, label)
     raw = gathered(items, len(loader.dataset), name, settings, label)  # type: ignore[arg-type]
     return replace(raw, class_names=_classes(loader.dataset, raw.labels))
 

@@ -26,7 +26,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  a foreign file fails in as many ways as it likes
+    except Exception as error:  # a foreign file fails in as many ways as it likes
         raise EncoderError(
             f"{path}: cannot be read as weights ({reason(error)}); save them with "
             "torch.save(model.state_dict(), path)"
