@@ -19,9 +19,13 @@ from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
 
 import otdd_flash as otdd
 from otdd_flash.cli import main
+from otdd_flash.embed import encode_steps, make_encoder
 from otdd_flash.embed.cache import cached
 from otdd_flash.embed.precision import Mixed
+from otdd_flash.embed.spec import parse_encoder
 from otdd_flash.errors import DataError, DeviceError, EncoderError, SettingsError
+from otdd_flash.samples import Arrays
+from otdd_flash.sinkhorn import finish
 
 TEXTS = Path(__file__).with_name("texts")
 RESNET = "torchvision:resnet18"
@@ -130,6 +134,41 @@ def test_arrays_that_are_no_images_are_refused(resnet, images, message):
     with pytest.raises(EncoderError, match=message):
         encoded((images, [0, 1]), resnet[1])
     assert cached() == []
+
+
+def test_pixels_of_another_range_are_told(resnet):
+    weights = resnet[1]
+    dark = torch.randint(0, 17, (4, 8, 8), dtype=torch.uint8)
+    dark[0, 0, 0] = 16
+    labels = [0, 1] * 2
+    note = "no pixel is brighter than 16 of 255, so that the model sees dark images"
+    see_through = torch.cat([dark[:, None].expand(4, 3, 8, 8), torch.full((4, 1, 8, 8), 255)], 1)
+    for images in (dark, dark / 255, see_through.byte()):
+        found = encoded((images, labels), weights)
+        assert note in said(found)
+        again = encoded((images, labels), weights)
+        assert "from the cache" in said(again) and note in said(again)
+    assert "scale them to bytes of 0 to 255 or floats of 0 to 1 first" in said(found)
+    # one pixel of half the range is enough, and what the last dataset had counts no more
+    encoder = make_encoder(parse_encoder(RESNET), weights, "cpu")
+    for brightest, told in ((127, True), (128, False), (16, True)):
+        dark[-1, 0, 0] = brightest
+        steps = encode_steps(Arrays.of(dark), encoder, "set", 3, False)
+        assert any("no pixel is brighter" in line for line in finish(steps)[1]) == told
+
+
+def test_only_the_first_frame_is_taken_and_that_is_told(resnet, tmp_path):
+    model, weights, _ = resnet
+    images = shutil.copytree(resnet[2], tmp_path / "images")
+    frames = [Image.fromarray(np.full((20, 20), level, np.uint8)) for level in (250, 10)]
+    for k in (7, 8):
+        frames[0].save(images / "b" / f"{k}.gif", save_all=True, append_images=frames[1:])
+    found = encoded(images, weights)
+    assert "2 images of several frames: the first one is taken" in said(found)
+    # the same float32 sums, in batches of other sizes
+    truth = expected(model, frames[:1])
+    assert torch.allclose(found.points[-1:], truth, rtol=1e-4, atol=1e-5)
+    assert "several frames" not in said(encoded(resnet[2], weights))
 
 
 def test_a_damaged_image_is_named(resnet, tmp_path):

@@ -20,9 +20,10 @@ from otdd_flash.embed.precision import Mixed
 from otdd_flash.embed.spec import EncoderSpec
 from otdd_flash.embed.weights import fill, read_weights
 from otdd_flash.errors import EncoderError, reason
+from otdd_flash.ranges import APART
 from otdd_flash.samples import Samples, in_threads
-from otdd_flash.samples.decoding import decoded, layout
-from otdd_flash.samples.forms import Form, convert
+from otdd_flash.samples.decoding import decoded, header_of, layout
+from otdd_flash.samples.forms import Form, convert, frames_note
 from otdd_flash.samples.network import hub_or_cache
 from otdd_flash.timing import versions
 
@@ -45,7 +46,7 @@ class ImageEncoder(Encoder):
         self.file = file
         self.model: nn.Module | None = None
         self.transform: Callable[[Any], Tensor]
-        self.rounded = False
+        self.rounded, self.moving, self.brightest = False, 0, 0
 
     @abstractmethod
     def load(self) -> tuple[nn.Module, Callable[[Any], Tensor]]:
@@ -57,7 +58,8 @@ class ImageEncoder(Encoder):
 
     def start(self) -> None:
         """Load the model unless it is there."""
-        self.rounded, self.mixed.repeated = False, 0
+        self.rounded, self.moving, self.brightest = False, 0, 0
+        self.mixed.repeated = 0
         if self.model is None:
             model, self.transform = self.load()
             self.model = model.to(self.mixed.device).eval()
@@ -70,7 +72,9 @@ class ImageEncoder(Encoder):
             for row, image in enumerate(part, start)
         )
         batch: list[Tensor] = []
-        for ready in in_threads(self._prepared, each):
+        for ready, brightest, moves in in_threads(self._prepared, each):
+            self.brightest = max(self.brightest, brightest)
+            self.moving += moves
             batch.append(ready)
             if len(batch) == size:
                 yield batch
@@ -78,14 +82,18 @@ class ImageEncoder(Encoder):
         if batch:
             yield batch
 
-    def _prepared(self, item: tuple[str, Any]) -> Tensor:  # (3, h, w)
+    def _prepared(self, item: tuple[str, Any]) -> tuple[Tensor, int, bool]:
+        """Return what the model takes (3, h, w), the largest byte, whether frames are left out."""
         from PIL import Image
 
         where, image = item
-        read = self._array if isinstance(image, Tensor) else decoded
-        pixels, color = read(image, where)
+        if isinstance(image, Tensor):
+            moves, (pixels, color) = False, self._array(image, where)
+        else:
+            moves, (pixels, color) = header_of(image, where)[2], decoded(image, where)
         rgb = convert(pixels, color, Form((pixels.shape[-2], pixels.shape[-1]), "rgb"))
-        return self.transform(Image.fromarray(rgb.permute(1, 2, 0).numpy()))
+        ready = self.transform(Image.fromarray(rgb.permute(1, 2, 0).numpy()))
+        return ready, int(rgb.max()), moves
 
     def _array(
         self, sample: Tensor, where: str
@@ -125,8 +133,16 @@ class ImageEncoder(Encoder):
     def notes(self) -> list[str]:
         """Say what happened to the pixels."""
         said = ["images made RGB and prepared as the model was trained"]
+        if self.moving:
+            said.append(frames_note(self.moving))
         if self.rounded:
             said.append("float pixels rounded to 8 bits")
+        if self.brightest * APART < 255:
+            said.append(
+                f"no pixel is brighter than {self.brightest} of 255, so that the model sees dark "
+                "images: where they have another range, scale them to bytes of 0 to 255 or floats "
+                "of 0 to 1 first"
+            )
         return [*said, *self.mixed.notes("images")]
 
 

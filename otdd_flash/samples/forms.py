@@ -56,7 +56,7 @@ class Look:
         """Say what was converted."""
         said = []
         if self.moving:
-            said.append(f"{self.moving:,} images of several frames: the first one is taken")
+            said.append(frames_note(self.moving))
         if other := sum(n for size, n in self.sizes.items() if size != form.size):
             said.append(
                 f"{other:,} of {self.sizes.total():,} images of {self.extents()} resized to "
@@ -72,6 +72,11 @@ class Look:
                 f"{found}{' (transparent parts laid on white)' if blends else ''}"
             )
         return said
+
+
+def frames_note(count: int) -> str:
+    """Say that images hold more than what is taken of them."""
+    return f"{count:,} images of several frames: the first one is taken"
 
 
 def common_color(
