@@ -77,8 +77,8 @@ def check_dimensions(src: LabelledDataset, tgt: LabelledDataset) -> None:
     if None not in spaces and spaces[0] != spaces[1]:
         raise DataError(
             f"{src.name} and {tgt.name} were scaled, one-hot encoded or projected apart, so that a "
-            "feature of one is not that of the other; load them together: load_together([...]), or "
-            "both in one command"
+            "feature of one is not that of the other; give what they were made of together, in one "
+            "command or one call of load_together"
         )
 
 
@@ -102,7 +102,7 @@ def normalisation(
         if dataset.points.dtype != torch.uint8 and not dataset.points.is_floating_point():
             raise SettingsError(
                 f"normalize={normalize!r} is for 8-bit images and floats; {dataset.name} holds "
-                f"{dataset.points.dtype}: use normalize='none'"
+                f"{dataset.points.dtype}: use normalize='none' (--normalize none)"
             )
     factor = 1.0 if normalize == "unit" else 1.0 / MNIST_STD
     if all(p.dtype == torch.uint8 for p in points):

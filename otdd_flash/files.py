@@ -65,7 +65,9 @@ def check_writable(
     """
     path = Path(path)
     if path.suffix.lower() not in suffixes:
-        raise SettingsError(f"{what} {path}: the name must end in {' or '.join(suffixes)}")
+        *most, last = suffixes
+        endings = f"{', '.join(most)} or {last}" if most else last
+        raise SettingsError(f"{what} {path}: the name of the file must end in {endings}")
     # a link is written through: what counts is where it points
     place = Path(os.path.realpath(path))
     try:
@@ -73,20 +75,23 @@ def check_writable(
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise SettingsError(f"{what} {path}: cannot be written ({error.strerror})") from error
+        raise SettingsError(
+            f"{what} {path}: no file can be there ({error.strerror}); choose another name"
+        ) from error
     if place.is_dir():
-        raise SettingsError(f"{what} {path}: is a directory, expected a file name")
+        raise SettingsError(f"{what} {path} is a directory; give the name of a file")
     if not place.parent.is_dir():
         raise SettingsError(f"{what} {path}: there is no directory {place.parent}; create it first")
     if place.exists() and not place.is_file():
-        raise SettingsError(f"{what} {path}: is not an ordinary file")
+        raise SettingsError(f"{what} {path} is not an ordinary file; choose another name")
     if place.exists() and not os.access(place, os.W_OK):
-        raise SettingsError(f"{what} {path}: the file is there and may not be overwritten")
+        raise SettingsError(f"{what} {path} is there and write-protected; choose another name")
     try:
         with tempfile.TemporaryFile(dir=place.parent):
             pass
     except OSError as error:
         raise SettingsError(
-            f"{what} {path}: cannot write to {place.parent} ({error.strerror})"
+            f"{what} {path}: cannot write to {place.parent} ({error.strerror}); choose another "
+            "directory"
         ) from error
     return path

@@ -84,7 +84,7 @@ class _GpuPlans:
         try:
             return TritonPlan(self.pair)
         except ValueError as error:
-            raise DeviceError(f"{error}: use slices=2, or device='cpu'") from error
+            raise DeviceError(f"{error}: use slices=2, or device='cpu' (--device cpu)") from error
 
     @cached_property
     def _plan_transposed(self) -> TritonPlan:

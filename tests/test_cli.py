@@ -1,5 +1,6 @@
 """The command without a computation: help, options, errors, progress, what is printed where."""
 
+import ast
 import io
 import json
 import os
@@ -210,7 +211,7 @@ def test_an_unknown_command_is_one_line():
         ("--output", "r.txt", "must end in .npz"),
         ("--output", "no/r.npz", "there is no directory"),
         ("--output", "folder.npz", "is a directory"),
-        ("--plot", "r.bmp", "must end in .png or .pdf or .svg"),
+        ("--plot", "r.bmp", "must end in .png, .pdf or .svg"),
         ("--plot", "r", "must end in"),
         ("--plot", "no/r.png", "there is no directory"),
         ("--report", "r.pdf", "must end in .html or .htm"),
@@ -467,3 +468,29 @@ def test_bars_close_the_computation_when_they_are_interrupted(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         bars.drive(steps())
     assert closed
+
+
+def literal(node):
+    """The text of a string in the source, a brace for each value put in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(literal, node.values))
+    if isinstance(node, ast.FormattedValue):
+        return "{"
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_messages_that_name_settings_name_their_options_too():
+    parameters = [p for command in main.commands.values() for p in command.params]
+    options = {option for p in parameters for option in (*p.opts, *p.secondary_opts)}
+    found = 0
+    for path in sorted(Path(otdd_flash.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
+                continue
+            text = " ".join(map(literal, node.exc.args))
+            for key in re.findall(r"\b([a-z_]+)=(?:'|True)", text):
+                option = f"--{key.replace('_', '-')}"
+                if option in options:
+                    found += 1
+                    assert option in text, f"{path.name}: {text}"
+    assert found > 20

@@ -96,8 +96,8 @@ def test_numbers_are_standardised_over_all_tables(tmp_path):
         assert torch.allclose(dataset.points.double(), truth, rtol=0, atol=2**-22)
         assert announced(dataset) == "4 numeric columns standardised over all 2 datasets"
     alone = announced(load(paths[0]))
-    assert alone == "4 numeric columns standardised over its own samples (load_together scales " \
-        "several alike)"  # fmt: skip
+    assert alone == "4 numeric columns standardised over its own samples (several in one " \
+        "command or call are scaled alike)"  # fmt: skip
     again = together(paths[0], paths[0])
     assert again[0] is again[1]
 
@@ -113,7 +113,7 @@ def test_tables_that_were_scaled_apart_have_no_distance(tmp_path):
     assert "a.parquet and b.parquet were scaled, one-hot encoded or projected apart" in str(
         caught.value
     )
-    assert "load them together: load_together([...]), or both in one command" in str(caught.value)
+    assert "together, in one command or one call of load_together" in str(caught.value)
     for options in ({"encoder": "pca:2"}, {"scale": "none", "encoder": "pca:2"}):
         one, two = (load(path, **options) for path in paths)
         with pytest.raises(DataError, match="were scaled, one-hot encoded or projected apart"):
@@ -124,7 +124,7 @@ def test_tables_that_were_scaled_apart_have_no_distance(tmp_path):
     assert otdd.distance(*(load(path, scale="none") for path in paths)).distance > 0
     assert otdd.distance(load(paths[0]), load(paths[0])).distance == 0
     one, two = (load((x, Y), scale="standard") for x in (X, 3 * X + 1))
-    with pytest.raises(DataError, match="load them together"):
+    with pytest.raises(DataError, match="in one command or one call of load_together"):
         otdd.explain(one, two)
 
 
@@ -200,7 +200,10 @@ def test_two_columns_that_look_like_labels_ask_which(tmp_path):
     refused(LabelError, "label='label' (--label)", path)
     dataset = load(path, label="target", scale="none")
     holds(dataset, X, (Y + 2) % 3, ("ant", "cat", "emu"))
-    assert announced(dataset) == "left out 'label' (labels or row numbers; name them in features)"
+    assert (
+        announced(dataset)
+        == "left out 'label' (labels or row numbers; name them in features, --features)"
+    )
 
 
 def test_features_are_chosen_by_names_and_patterns(tmp_path):
@@ -266,7 +269,7 @@ def test_tables_of_other_columns_name_the_ways_out(tmp_path):
         together(one, two)
     for piece in (
         "b.parquet has 4: a.parquet lacks 'e'; b.parquet lacks 'd'",
-        "keep the 3 they share with features", "encoder='pca:4' (--encoder pca:4)",
+        "keep the 3 they share with features (--features)", "encoder='pca:4' (--encoder pca:4)",
     ):  # fmt: skip
         assert piece in str(caught.value)
     a, b = together(one, two, features=["a", "b", "c"])

@@ -189,7 +189,7 @@ def texts(
         if found.null_count:
             raise DataError(
                 f"{where} has {found.null_count:,} missing texts; drop those rows "
-                "with missing='drop'"
+                "with missing='drop' (--missing drop)"
             )
         return found.to_pylist()
 

@@ -60,7 +60,10 @@ def raw_table(
         kept = [n for n in names if n not in (chosen, *others) and not _is_index(frame, n)]
         left = [n for n in names if n not in kept and n != chosen]
         if left:
-            said.append(f"left out {_listed(left)} (labels or row numbers; name them in features)")
+            said.append(
+                f"left out {_listed(left)} (labels or row numbers; name them in features, "
+                "--features)"
+            )
     else:
         kept = _matched(settings.features, [n for n in names if n != chosen], name)
     samples, used, more = _samples(frame, kept, name, settings, base)
@@ -130,7 +133,8 @@ def _label_column(
     if not alike:
         raise LabelError(
             f"{name}: no column looks like labels, it has {_listed(names)}; choose one with label "
-            "(--label), cluster with labels='kmeans:10', or take one class with labels='none'"
+            "(--label), cluster with labels='kmeans:10' (--labels kmeans:10), or take one class "
+            "with labels='none' (--labels none)"
         )
     return alike[0], []
 

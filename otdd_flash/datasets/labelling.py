@@ -102,7 +102,7 @@ def _binned(raw: RawDataset, count: int) -> RawDataset:
     if raw.class_names is not None or raw.labels is None or raw.labels.dtype.kind not in "iuf":
         raise LabelError(
             f"{raw.name}: labels are classes, not numbers; quantiles are for a quantity: "
-            "use labels='given'"
+            "use labels='given' (--labels given)"
         )
     values = raw.labels.astype(np.float64)
     if not np.isfinite(values).all():

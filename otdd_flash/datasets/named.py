@@ -63,7 +63,8 @@ def load_named(name: str, data_root: str | os.PathLike[str] | None, split: str) 
         raise DatasetNotFoundError(
             f"{entry.name}: no {_file_names(entry, split)} in "
             f"{', '.join(_describe(place, entry, split) for place in places)}, and {reason}; "
-            f"give the folder as data root, or use {_substitute(entry)}, which needs no files"
+            f"give the folder as data_root (--data-root), or use {_substitute(entry)}, which "
+            "needs no files"
         )
     return dataset
 

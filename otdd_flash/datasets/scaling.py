@@ -160,7 +160,8 @@ def _without_missing(
         if gone == len(raw):
             raise DataError(
                 f"{raw.name}: every row has a missing entry, nothing is left; fill them with "
-                "missing='mean' (--missing mean), or leave columns out with features"
+                "missing='mean' (--missing mean), or leave columns out with features "
+                "(--features)"
             )
         said = f"dropped {gone:,} of {len(raw):,} rows with missing entries"
         done[k] = raw.take(np.flatnonzero(kept[k]), said)
@@ -211,7 +212,7 @@ def _announcement(survey: Survey, tables: int, scaled: bool, alone: bool) -> lis
     said = []
     if survey.numbers and scaled:
         over = "its own samples" if tables == 1 else f"all {tables} datasets"
-        more = " (load_together scales several alike)" if alone else ""
+        more = " (several in one command or call are scaled alike)" if alone else ""
         said.append(f"{_counted(survey.numbers, 'numeric column')} standardised over {over}{more}")
     if survey.categories:
         # named, since one word among numbers makes their column one of categories

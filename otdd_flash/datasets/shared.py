@@ -63,7 +63,11 @@ def check_columns(raws: Sequence[RawDataset]) -> None:
         ]
         if lacking:
             shared = [n for n in here.names if n in there.names]
-            way = f"keep the {len(shared)} they share with features, or " if shared else ""
+            way = (
+                f"keep the {len(shared)} they share with features (--features), or "
+                if shared
+                else ""
+            )
             raise DataError(
                 f"{first.name} has {len(here.names)} feature columns, {other.name} has "
                 f"{len(there.names)}: {'; '.join(lacking)}; {way}bring both to a space of one "

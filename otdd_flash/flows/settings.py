@@ -121,7 +121,8 @@ class FlowSettings:
         if self.optimizer != "sgd":
             if self.momentum is not None:
                 raise SettingsError(
-                    f"momentum is for optimizer='sgd', not {self.optimizer!r}: leave it out"
+                    f"momentum is for optimizer='sgd', not {self.optimizer!r}: leave it out, or "
+                    "take that one (--optimizer sgd)"
                 )
             return None
         value = check_number(
@@ -147,26 +148,29 @@ class FlowSettings:
         if self.mode == "augmented" and law == "gaussian":
             raise SettingsError(
                 "augmented particles carry a mean and a standard deviation a feature, whose laws "
-                "are not 'gaussian': set label_distance='diagonal' or 'means' in solver"
+                "are not 'gaussian': set label_distance='diagonal' or 'means' in solver "
+                "(--label-distance diagonal)"
             )
         if self.mode == "augmented" and self.solver and self.solver.lambda_y == 0:
             raise SettingsError(
                 "solver.lambda_y is 0: augmented particles would carry nothing that labels could "
-                "be read from; use mode='features'"
+                "be read from; use mode='features' (--mode features)"
             )
         if self.mode != "augmented" and self.relabel_every is not None:
             raise SettingsError(
-                f"relabel_every is for mode='augmented'; {self.mode!r} keeps its labels"
+                "relabel_every is for mode='augmented' (--mode augmented); "
+                f"{self.mode!r} keeps its labels"
             )
         if self.mode == "tied" and self.optimizer == "adam":
             raise SettingsError(
                 "adam moves coordinates one by one, which is no affine map of a class: "
-                "use optimizer='gradient' or 'sgd' with mode='tied'"
+                "use optimizer='gradient' (--optimizer gradient) or 'sgd' with mode='tied' "
+                "(--mode tied)"
             )
         if self.mode == "tied" and isinstance(box, tuple):
             raise SettingsError(
-                "a projection into a box is no affine map of a class: box must be None or 'auto' "
-                "(which is none) with mode='tied'"
+                "a projection into a box is no affine map of a class: leave box (--box) out with "
+                "mode='tied' (--mode tied)"
             )
 
 

@@ -91,7 +91,7 @@ class Flow(Iterator[FlowState]):
         if settings.mode == "augmented" and not bool((src.weights > 0).all()):
             raise DataError(
                 f"{src.name}: {int((src.weights == 0).sum()):,} samples have weight zero and would "
-                "get no label; drop them for mode='augmented'"
+                "get no label; drop them for mode='augmented' (--mode augmented)"
             )
         if start is not None:
             check_continues(start, settings, self._data)
