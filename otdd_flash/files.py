@@ -67,7 +67,7 @@ def check_writable(
     if path.suffix.lower() not in suffixes:
         *most, last = suffixes
         endings = f"{', '.join(most)} or {last}" if most else last
-        raise SettingsError(f"{what} {path}: the name of the file must end in {endings}")
+        raise SettingsError(f"{what} {path}: the name must end in {endings}")
     # a link is written through: what counts is where it points
     place = Path(os.path.realpath(path))
     try:
