@@ -25,7 +25,7 @@ from otdd_flash.embed.precision import Mixed
 from otdd_flash.embed.spec import parse_encoder
 from otdd_flash.errors import DataError, DeviceError, EncoderError, SettingsError
 from otdd_flash.samples import Arrays
-from otdd_flash.sinkhorn import finish
+from otdd_flash.types import finish
 
 TEXTS = Path(__file__).with_name("texts")
 RESNET = "torchvision:resnet18"
