@@ -21,10 +21,10 @@ from otdd_flash.bures import CoupledCost, coupled_cost, mean_gaps
 from otdd_flash.cost import Margin
 from otdd_flash.gaussians import ClassLaws
 
-# class pairs of a smaller share of the mass are left out of the gradient, and their cost is bounded
-# while it is known well enough: each would cost a decomposition. A sample's gradient through the
-# laws changes by some 1e-5 of itself, as much as by the accuracy of the others
-NEGLIGIBLE = 1e-6
+# class pairs of a smaller share of all mass are left out of the gradient, and their cost is bounded
+# while it is known well enough: each would cost a decomposition. No class loses more than MISSED of
+# its own mass that way, however rare it is or many there are
+NEGLIGIBLE, MISSED = 1e-6, 1e-4
 # share of B that t may reach before such a pair is measured again; at 1 only means are left
 DRIFT = 1.0
 # bound of the errors of label costs, relative to |F G^T|_*, and directions that their gradient
@@ -105,7 +105,7 @@ class LawDistances:
         shift = (means - kept["means"]).square().sum(1)
         walked = (kept["path"].square() * (1 + ROUNDING) - shift).clamp(min=0).sqrt()
         kept["travel_xy"] = kept["travel_xy"] + walked[:, None]
-        inner = kept["travel_xx"] + walked[:, None] + walked
+        inner = kept["travel_xx"] + (walked[:, None] + walked)
         kept["travel_xx"] = inner.fill_diagonal_(0.0)
 
     def _due(self) -> tuple[Tensor, Tensor] | None:
@@ -116,9 +116,9 @@ class LawDistances:
         out = []
         for name in BLOCKS:
             far = kept[f"travel_{name}"] > DRIFT * kept[f"root_{name}"]
-            out.append(far | (kept[f"mass_{name}"] > NEGLIGIBLE))
+            out.append(far | weighty(kept[f"mass_{name}"], name == "xx"))
         # nothing is to be measured there, and the value is exact
-        return out[0], (out[1] | out[1].mT).fill_diagonal_(True)
+        return out[0], out[1].fill_diagonal_(True)
 
     def saw(
         self,
@@ -156,3 +156,14 @@ class LawDistances:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take what an interrupted flow would have reused."""
         self._kept = dict(tensors)
+
+
+def weighty(
+    mass: Tensor,  # (Vx, V) of a plan by class pairs, of any sign
+    inner: bool,  # whether it is of a dataset with itself, where both laws of a pair move
+) -> Tensor:  # (Vx, V) bool
+    """Say which pairs hold more than next to nothing, of all mass or of a class's own."""
+    mass = mass.abs()
+    own = mass.sum(1, keepdim=True)
+    found = mass > torch.minimum(NEGLIGIBLE * own.sum(), MISSED / mass.shape[1] * own)
+    return found | found.mT if inner else found

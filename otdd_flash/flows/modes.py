@@ -22,7 +22,7 @@ from torch import Tensor
 from otdd_flash.attached import points_pull
 from otdd_flash.bures import gaussian_w2, label_cost
 from otdd_flash.couplings import Couplings
-from otdd_flash.flows.law_distances import FLOOR, NEGLIGIBLE, LawDistances
+from otdd_flash.flows.law_distances import FLOOR, LawDistances, weighty
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.flows.terms import Evaluation, LabelCosts
 from otdd_flash.flows.tied import affine_field
@@ -66,7 +66,7 @@ class Scene:
 class Features:
     """Samples move; labels and label costs stay."""
 
-    wants_mass = False  # plans summed over class pairs, at every step
+    moves_laws = False
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -104,6 +104,10 @@ class Features:
         assert found.gap is not None
         return found.gap.mul_(2.0 * self.scene.feature_scale)
 
+    def wants_mass(self, renew: bool) -> bool:
+        """Say whether a step needs the plans summed over class pairs."""
+        return False
+
     def saw(self, found: Evaluation) -> float:
         """Take what was found; return what label costs that were bounded hide of the value."""
         return 0.0
@@ -130,12 +134,12 @@ class Attached(Features):
     gradient while laws are reused.
     """
 
-    wants_mass = True
+    moves_laws = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._distances = LawDistances(scene.y.laws)
-        self._hidden = 0.0  # of the value, when laws were measured last
+        self._hidden = 0.0  # of the value, when plans were summed last
         # of the points at this step, until they were read
         self._laws: tuple[ClassLaws, Couplings] | None = None
         self._pull: Tensor | None = None  # (n, d) the label costs' part of the last gradient
@@ -145,7 +149,8 @@ class Attached(Features):
         scene, target = self.scene, self.scene.y.laws
         if scene.label_scale == 0:
             return super().costs(points, renew, last)
-        if self._kept is None or renew or last:
+        # where the flow begins they are made before its first step
+        if self._kept is None or ((renew or last) and self._laws is None):
             unit = scene.label_unit
             yy = self._kept.yy if self._kept else gaussian_w2(target, target) * unit
             laws = scene.laws(points)
@@ -153,6 +158,10 @@ class Attached(Features):
             self._laws = laws, found.couplings
             self._kept = LabelCosts(found.xy * unit, found.xx * unit, yy)
         return self._kept
+
+    def wants_mass(self, renew: bool) -> bool:
+        """Say so where the gradient through laws is made, or label costs are bounded."""
+        return self.scene.label_scale > 0 and (renew or self._hidden > 0)
 
     def saw(self, found: Evaluation) -> float:
         """Take the plans of the distances, where they were summed over class pairs."""
@@ -181,12 +190,12 @@ class Attached(Features):
     ) -> Tensor:
         assert found.mass is not None
         scale, side = self.scene.label_scale, self.scene.x.side
-        mass = _weighty(found.mass) * scale
+        mass = found.mass * weighty(found.mass, False) * scale
         pull = law_pull(laws, self.scene.y.laws, mass, floor=FLOOR, couplings=couplings)
         if found.inner_mass is not None:
             # minus a half, and both laws of a pair move
-            inner = _weighty((found.inner_mass + found.inner_mass.mT) * (-scale / 2))
-            inner.fill_diagonal_(0.0)
+            inner = (found.inner_mass + found.inner_mass.mT) * (-scale / 2)
+            inner = (inner * weighty(inner, True)).fill_diagonal_(0.0)
             pull = pull + law_pull(laws, laws, inner, floor=FLOOR, couplings=couplings)
         moved = points_pull(points, side.labels, side.weights, laws, pull)
         return moved.div_(side.weights.to(moved)[:, None])
@@ -219,8 +228,3 @@ class Tied(Attached):
         v = super().gradient(points, found, renew)
         side = self.scene.x.side
         return affine_field(points, v, side.labels, side.weights)
-
-
-def _weighty(mass: Tensor) -> Tensor:  # (Vx, V)
-    """Leave out the pairs that hold next to nothing."""
-    return torch.where(mass.abs() > NEGLIGIBLE * mass.abs().sum(), mass, 0.0)

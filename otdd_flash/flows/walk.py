@@ -22,7 +22,7 @@ from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import check_dimensions, normalisation
 from otdd_flash.digests import fingerprint
 from otdd_flash.errors import DataError, SettingsError
-from otdd_flash.flows.augmented import Augmented
+from otdd_flash.flows.augmented import Augmented, check_clusters
 from otdd_flash.flows.checkpoint import Checkpoint, check_continues
 from otdd_flash.flows.extras import extra_terms
 from otdd_flash.flows.grid import Grid
@@ -93,6 +93,8 @@ class Flow(Iterator[FlowState]):
                 f"{src.name}: {int((src.weights == 0).sum()):,} samples have weight zero and would "
                 "get no label; drop them for mode='augmented' (--mode augmented)"
             )
+        if settings.mode == "augmented" and settings.relabel == "kmeans":
+            check_clusters(src, tgt)
         if start is not None:
             check_continues(start, settings, self._data)
         self.step = 0 if start is None else start.step  # of the next state
@@ -126,7 +128,7 @@ class Flow(Iterator[FlowState]):
             laps,
             gradient=not last,
             renew=k % settings.self_every == 0,
-            mass=last or (self._mode.wants_mass and renew_laws),
+            mass=last or self._mode.wants_mass(renew_laws),
         )
         if self._at_rest:
             found = replace(found, value=0.0)
@@ -216,7 +218,7 @@ class Flow(Iterator[FlowState]):
         if not found.converged:
             notes.append("a solve stopped before its tolerance")
         # the last step has no gradient, and laws of its own
-        laws_every = self.settings.laws_every if self._mode.wants_mass else 1
+        laws_every = self.settings.laws_every if self._mode.moves_laws else 1
         for every, what in (
             (self.settings.self_every, "the self term's part of the gradient"),
             (1 if self.step == self.settings.steps else laws_every, "class laws"),
