@@ -426,6 +426,13 @@ def test_augmented_particles_end_with_the_targets_classes():
     assert [len(state.class_names) for state in every] == [3, 3, 4, 4, 4]
 
 
+@pytest.mark.filterwarnings("error")
+def test_fewer_different_particles_than_clusters_are_no_warning():
+    src, tgt = dataset(40, 3, 56), otdd.LabelledDataset(torch.rand(60, 3), [*range(30)] * 2)
+    last = states(src, tgt, mode="augmented", steps=0, relabel="kmeans", solver=None)[-1]
+    assert last.class_names == tgt.class_names and len(last.labels.unique()) <= src.classes
+
+
 def test_augmented_costs_are_those_of_diagonal_laws():
     src, tgt = dataset(40, 3, 37), dataset(30, 3, 38)
     for law in ("diagonal", "means"):
@@ -488,6 +495,21 @@ def test_more_steps_go_on_as_if_there_had_been_no_end():
     assert [state.step for state in rest] == [3, 4, 5, 6]
     assert all(a.value == b.value for a, b in zip(rest, whole[3:], strict=True))
     assert torch.equal(rest[-1].points, whole[-1].points)
+
+
+def test_solves_that_end_where_they_began_go_on_to_the_same_bits(tmp_path):
+    """Their value is a sum over what was read: in memory aligned as what was written."""
+    src, tgt = dataset(30, 4, 54), dataset(61, 4, 55)
+    solver = OTDDSettings(tol=1e-2, device="cpu", max_passes=2, epsilon="50%")
+    settings = FlowSettings(steps=4, step_size=1e-4, laws_every=2, solver=solver)
+    walk = flow(src, tgt, settings)
+    next(walk), next(walk)
+    save_checkpoint(walk.checkpoint(), tmp_path / "c.safetensors")
+    start = load_checkpoint(tmp_path / "c.safetensors")
+    # what torch gives new tensors
+    assert not any(tensor.data_ptr() % 64 for tensor in start.tensors.values())
+    for state, truth in zip(flow(src, tgt, settings, start=start), walk, strict=True):
+        assert state.value == truth.value and state.passes[0] == 2
 
 
 def test_another_flow_s_checkpoint_is_refused(tmp_path):
@@ -584,6 +606,10 @@ def test_bad_data_are_refused():
     src = otdd.LabelledDataset(src.points, src.labels, weights=weights)
     with pytest.raises(otdd.DataError, match="1 samples have weight zero and would get no label"):
         flow(src, dataset(10, 3, 51), FlowSettings(mode="augmented"))
+    settings = FlowSettings(mode="augmented", relabel="kmeans")
+    tgt = otdd.LabelledDataset(torch.rand(12, 3), range(12))
+    with pytest.raises(otdd.DataError, match="has 10 samples, and .* 12 classes.*'nearest'"):
+        flow(dataset(10, 3, 50), tgt, settings)
 
 
 def test_points_that_run_away_are_an_error():

@@ -24,14 +24,18 @@ Source: Alvarez-Melis and Fusi 2021, section 4 (joint flows with variable labels
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from otdd_flash.cost import Side
+from otdd_flash.errors import DataError
 from otdd_flash.flows.modes import Features, Scene
 from otdd_flash.flows.settings import float_type
 from otdd_flash.flows.terms import Evaluation, LabelCosts
 from otdd_flash.gaussians import ClassLaws
+from otdd_flash.types import LabelledDataset
 
 # directions shorter than this share of the longest are rounding
 FLOOR = 1e-12
@@ -97,11 +101,29 @@ class Augmented(Features):
         if self.scene.settings.relabel == "nearest" or not carried.shape[1]:
             return torch.cdist(carried, self.classes).argmin(1)
         from sklearn.cluster import KMeans
+        from sklearn.exceptions import ConvergenceWarning
 
         means = KMeans(len(self.classes), init=self.classes.cpu().numpy(), n_init=1)
         weights = self.scene.x.side.weights.cpu().numpy()
-        found = means.fit(carried.cpu().numpy(), sample_weight=weights).labels_
+        with warnings.catch_warnings():
+            # particles of few classes are fewer different points than clusters: some stay empty
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = means.fit(carried.cpu().numpy(), sample_weight=weights).labels_
         return torch.from_numpy(found).to(points.device, torch.int64)
+
+
+def check_clusters(src: LabelledDataset, tgt: LabelledDataset) -> None:
+    """Refuse k-means over fewer particles than clusters.
+
+    Raises:
+        DataError: how many there are of both.
+    """
+    classes = len(tgt.labels[tgt.weights > 0].unique())
+    if len(src) < classes:
+        raise DataError(
+            f"{src.name} has {len(src):,} samples, and {tgt.name} {classes:,} classes: k-means "
+            "needs a sample a class; use relabel='nearest' (--relabel nearest)"
+        )
 
 
 def _summary(laws: ClassLaws) -> Tensor:  # (V, d) means, or (V, 2 d) with standard deviations
