@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from otdd_flash.brief import Brief
 from otdd_flash.eigenvalue import MinEigenvalue
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.landscape import Landscape, Local
@@ -57,8 +58,8 @@ class DescentState:
     measure: float = math.nan  # what the caller measures of the parameters
 
 
-@dataclass(frozen=True, eq=False)
-class DescentResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class DescentResult(Brief):
     """Where a descent ended, and the evidence for it."""
 
     point: Any  # like the start

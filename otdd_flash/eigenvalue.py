@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.brief import Brief
 from otdd_flash.errors import ConvergenceWarning
 from otdd_flash.landscape import Function, Landscape, Layout, Parameters
 from otdd_flash.settings import check_integer, check_number
@@ -27,8 +28,8 @@ ROUGH = 0.1
 MOST = 10**6
 
 
-@dataclass(frozen=True, eq=False)
-class MinEigenvalue:
+@dataclass(frozen=True, eq=False, repr=False)
+class MinEigenvalue(Brief):
     """The smallest eigenvalue of a Hessian and how exact it is."""
 
     value: float

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from otdd_flash.brief import Brief
 from otdd_flash.errors import DataError
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import DatasetSummary, Interval, LabelledDataset, NoiseFloor, Transport
@@ -45,19 +46,19 @@ class PairValue:
         return low, high
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Finding(Brief):
     """What every finding says of how it was found."""
 
     epsilon: float  # in units of the cost, one for all that was compared
     settings: OTDDSettings
-    seconds: dict[str, float]  # by stage
+    seconds: dict[str, float] = field(repr=False)  # by stage
     device: str
-    versions: dict[str, str]
+    versions: dict[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MatrixResult(Finding):
     """All distances among K datasets at one eps, symmetric, with a diagonal of zeros.
 
@@ -93,7 +94,7 @@ class RankedSource:
     score: float | None = None  # what was measured after transfer from it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ranking(Finding):
     """Sources ordered by their distance to a target, nearest first, at one eps.
 
@@ -136,7 +137,7 @@ class SamplePair:
     share: float  # of <P, C> that this pair pays
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation(Finding):
     """Why two datasets are as far apart as they are.
 
@@ -166,7 +167,7 @@ class Explanation(Finding):
     target_foreign: Tensor  # (m,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Values(Finding):
     """How foreign each source sample is to the target: higher means more foreign.
 

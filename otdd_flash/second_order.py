@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.brief import Brief
 from otdd_flash.cg import CGSettings, warn_unsolved
 from otdd_flash.checks import dense_points
 from otdd_flash.errors import DataError
@@ -20,8 +21,8 @@ SIDES = ("x", "y", "xy")
 REACHED = {"cpu": 1e-7, "cuda": 1e-4}
 
 
-@dataclass(frozen=True, eq=False)
-class HVPResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class HVPResult(Brief):
     """A product of the Hessian, and how exact it is.
 
     The product is as exact as the marginals of the plans and the residual of the linear solves.

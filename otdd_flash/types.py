@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.brief import Brief
 from otdd_flash.checks import check_points, check_weights, dense_points, shown
 from otdd_flash.errors import DataError, WeightError
 from otdd_flash.labels import check_names, class_ids
@@ -229,12 +230,12 @@ class DatasetSummary:
     n: int
     d: int
     classes: int
-    class_names: tuple[str, ...]
-    provenance: dict[str, Any]
+    class_names: tuple[str, ...] = field(repr=False)
+    provenance: dict[str, Any] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class OTDDResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class OTDDResult(Brief):
     """A dataset distance with the evidence for it.
 
     ``squared`` is S, ``distance`` its root; ``squared_bounds`` encloses S. ``f`` and ``g`` are the
@@ -262,15 +263,16 @@ class OTDDResult:
     f: Tensor  # (n,) float64, NaN where a sample has weight zero
     g: Tensor  # (m,) float64
     quantization_error: float  # bound on |OT of the stored points - OT of the given points|
-    seconds: dict[str, float]  # by stage, and in total
-    peak_memory_bytes: int  # allocated on a GPU; of the whole process on the CPU
+    seconds: dict[str, float] = field(repr=False)  # by stage, and in total
+    # allocated on a GPU; of the whole process on the CPU
+    peak_memory_bytes: int = field(repr=False)
     device: str
     settings: OTDDSettings
-    versions: dict[str, str]
+    versions: dict[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()
     interval: Interval | None = None  # of the squared distance, where a bootstrap was asked for
     noise_floor: tuple[NoiseFloor, ...] = ()  # of source and target, where asked for
     # a `plan.Plan`, which streams; None in a result that was loaded from a file
-    plan: Any = field(default=None, repr=False, compare=False)
+    plan: Any = field(default=None, repr=False)
     # S as a function of the samples, () float64, from distance(..., differentiable=True)
-    loss: Tensor | None = field(default=None, repr=False, compare=False)
+    loss: Tensor | None = field(default=None, repr=False)

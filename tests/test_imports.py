@@ -13,6 +13,7 @@ FLOORS = (
     ("otdd_flash_kernels", "otdd_flash_data"),
     ("otdd_flash.errors",),
     (
+        "otdd_flash.brief",
         "otdd_flash.files",
         "otdd_flash.archive",
         "otdd_flash.digests",

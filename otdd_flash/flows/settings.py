@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.brief import Brief
 from otdd_flash.checks import shown
 from otdd_flash.errors import SettingsError
 from otdd_flash.settings import (
@@ -190,8 +191,8 @@ def _check_box(box: Any) -> tuple[float, float] | str | None:
     return low, high
 
 
-@dataclass(frozen=True, eq=False)
-class FlowState:
+@dataclass(frozen=True, eq=False, repr=False)
+class FlowState(Brief):
     """A flow at one step. Holds one copy of the points and no plan, potentials or cost.
 
     ``value`` is S of the points at this step. ``objective`` adds potential and interaction.
@@ -213,7 +214,7 @@ class FlowState:
     moved: float  # root mean square distance by which the cost rounded the points, in cost units
     # at most what label costs that were bounded from earlier steps, not measured, hide of the value
     label_error: float
-    seconds: dict[str, float]  # by section, and "total"
+    seconds: dict[str, float] = field(repr=False)  # by section, and "total"
     backend: str  # what ran, for example "triton, 1 int8 slice(s)"
     notes: tuple[str, ...] = ()  # what was reused from earlier steps, solves that did not converge
     class_mass: Tensor | None = None  # (Vx, Vy) of the plan: at the last step, and where laws move
