@@ -94,7 +94,7 @@ class RankedSource:
     score: float | None = None  # what was measured after transfer from it
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class Ranking(Finding):
     """Sources ordered by their distance to a target, nearest first, at one eps.
 
