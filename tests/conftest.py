@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import urllib.error
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,29 @@ def alone(tmp_path, monkeypatch) -> Path:
         ),
     )
     return tmp_path / "cache" / "otdd-flash"
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Fill every fresh float buffer with NaN, and cut stored costs into small blocks."""
+    import torch
+
+    from otdd_flash_kernels import cpu
+
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    monkeypatch.setattr(cpu, "BLOCK_ENTRIES", 2500)
+    if find_spec("triton"):
+        from otdd_flash_kernels import stored
+
+        monkeypatch.setattr(stored, "CHUNK_ENTRIES", 2500)
+        monkeypatch.setattr(stored, "ALONG", (32, 64))
+        monkeypatch.setattr(stored, "ACROSS", (64, 32))
 
 
 def pytest_configure(config) -> None:
