@@ -14,7 +14,6 @@ Sources: Alvarez-Melis and Fusi 2020, section 6; streamed plans, arXiv 2602.0306
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_pair_step
 from otdd_flash.settings import OTDDSettings, check_integer
 from otdd_flash.shared import pair_value
 from otdd_flash.sinkhorn import hidden_error
-from otdd_flash.timing import device_name, versions
+from otdd_flash.timing import Laps, device_name, versions
 from otdd_flash.types import LabelledDataset, Progress, finish
 
 NOTHING = CostSplit(0.0, 0.0, 0.0)
@@ -78,7 +77,7 @@ def explain_steps(
     pairs: int = 20,
 ) -> Generator[Progress, None, Explanation]:
     """Compute as :func:`explain` does, yielding progress to whoever shows it."""
-    begin, settings = time.perf_counter(), given_or_default(settings, OTDDSettings)
+    clock, settings = Laps(), given_or_default(settings, OTDDSettings)
     pairs = check_integer("pairs", pairs, 0)
     check_dimensions(src, tgt)
     device = resolve_device(settings.device)
@@ -122,7 +121,7 @@ def explain_steps(
         source_foreign=foreign[0],
         target_foreign=foreign[1],
         settings=settings,
-        seconds={"total": time.perf_counter() - begin},
+        seconds=clock.total(),
         device=device_name(device),
         versions=versions(),
         notes=notes_of([(x, y)]) + equal_note(*foreign),

@@ -18,7 +18,6 @@ equation 2; debiased potentials, Feydy et al. 2019.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -35,7 +34,7 @@ from otdd_flash.ops import resolve_device
 from otdd_flash.potentials import debiased_potentials, equal_note
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_pair_steps
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.timing import device_name, versions
+from otdd_flash.timing import Laps, device_name, versions
 from otdd_flash.types import LabelledDataset, Progress, finish
 
 
@@ -68,7 +67,7 @@ def value_steps(
     settings: OTDDSettings | None = None,
 ) -> Generator[Progress, None, Values]:
     """Compute as :func:`value` does, yielding progress to whoever shows it."""
-    begin, settings = time.perf_counter(), given_or_default(settings, OTDDSettings)
+    clock, settings = Laps(), given_or_default(settings, OTDDSettings)
     check_dimensions(src, tgt)
     if int((src.weights > 0).sum()) < 2:
         raise SettingsError(
@@ -107,7 +106,7 @@ def value_steps(
         converged=all(s.converged for s in solves),
         epsilon=found.epsilon,
         settings=settings,
-        seconds={"total": time.perf_counter() - begin},
+        seconds=clock.total(),
         device=device_name(device),
         versions=versions(),
         notes=notes_of([(x, y)]) + equal_note(placed[0]),
