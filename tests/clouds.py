@@ -239,3 +239,20 @@ def error(got: Tensor, truth: Tensor) -> float:
     assert torch.equal(got.isinf(), truth.isinf())
     finite = truth.isfinite()
     return float((got - truth)[finite].abs().max()) if finite.any() else 0.0
+
+
+def unlabelled(
+    rows: Cloud,
+    columns: Cloud,
+    factor: float = 1.0,  # cost of one squared unit of the points
+) -> CostPair:
+    """Return the pair whose cost has no label term."""
+    device = rows.data.device
+    return CostPair(
+        rows,
+        columns,
+        factor * rows.step**2,
+        torch.zeros((1, 1), dtype=torch.float64, device=device),
+        torch.zeros(rows.n, dtype=torch.int64, device=device),
+        torch.zeros(columns.n, dtype=torch.int64, device=device),
+    )

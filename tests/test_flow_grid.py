@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clouds import points, squared_distances
+from clouds import points, squared_distances, unlabelled
 from problems import dataset
 
 from otdd_flash.flows import FlowSettings, flow, terms
@@ -14,7 +14,6 @@ from otdd_flash.flows.grid import Grid
 from otdd_flash.operators import TritonOperator
 from otdd_flash.settings import OTDDSettings
 from otdd_flash_kernels.cpu import CpuCost
-from otdd_flash_kernels.pair import unlabelled
 
 
 def stored_points(grid: Grid, cloud) -> torch.Tensor:

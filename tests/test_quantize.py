@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clouds import KINDS, pair_of, points, squared_distances
+from clouds import KINDS, pair_of, points, squared_distances, unlabelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otdd_flash_kernels import quantize as module
 from otdd_flash_kernels import reference
-from otdd_flash_kernels.pair import unlabelled
 from otdd_flash_kernels.quantize import LEVELS, centre, quantize
 
 DIMENSIONS = [1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 65, 784]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from clouds import unlabelled
 from problems import Problem, problem, run, solve
 from torch import Tensor
 from truth import sinkhorn
@@ -14,7 +15,7 @@ from truth import sinkhorn
 from otdd_flash.annealing import solve_annealed
 from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Solution, solve_symmetric
-from otdd_flash_kernels.pair import CostPair, unlabelled
+from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import centre
 from otdd_flash_kernels.reference import cost_matrix
 

@@ -14,6 +14,7 @@ from clouds import (
     pair_of,
     points,
     potential,
+    unlabelled,
 )
 from softmin_backends import (
     BACKENDS,
@@ -30,7 +31,7 @@ from softmin_backends import (
 )
 
 from otdd_flash_kernels import reference
-from otdd_flash_kernels.pair import CostPair, unlabelled
+from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import quantize
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -11,6 +11,7 @@ from clouds import (
     pair_of,
     points,
     to_device,
+    unlabelled,
 )
 from softmin_backends import (
     CASES,
@@ -26,7 +27,6 @@ from softmin_backends import (
 
 from otdd_flash_kernels import reference
 from otdd_flash_kernels.cpu import CpuCost
-from otdd_flash_kernels.pair import unlabelled
 from otdd_flash_kernels.quantize import Cloud, quantize
 
 pytestmark = pytest.mark.usefixtures("poisoned")

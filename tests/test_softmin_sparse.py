@@ -17,6 +17,7 @@ from clouds import (
     potential,
     sparse_pair,
     sparse_points,
+    unlabelled,
 )
 from softmin_backends import (
     DEVICE,
@@ -30,7 +31,6 @@ from softmin_backends import (
 )
 
 from otdd_flash_kernels import reference
-from otdd_flash_kernels.pair import unlabelled
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

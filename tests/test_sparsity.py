@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clouds import SPARSE, points, sparse_pair, sparse_points
+from clouds import SPARSE, points, sparse_pair, sparse_points, unlabelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otdd_flash_kernels import reference
-from otdd_flash_kernels.pair import bilinear, unlabelled
+from otdd_flash_kernels.pair import bilinear
 from otdd_flash_kernels.quantize import Cloud, quantize
 from otdd_flash_kernels.sparsity import LEAST_SHARE, order_columns, tail_products
 

@@ -78,23 +78,6 @@ class CostPair:
         return self.rows.n, self.columns.n
 
 
-def unlabelled(
-    rows: Cloud,
-    columns: Cloud,
-    factor: float = 1.0,  # cost of one squared unit of the points
-) -> CostPair:
-    """Return the pair whose cost has no label term."""
-    device = rows.data.device
-    return CostPair(
-        rows,
-        columns,
-        factor * rows.step**2,
-        torch.zeros((1, 1), dtype=torch.float64, device=device),
-        torch.zeros(rows.n, dtype=torch.int64, device=device),
-        torch.zeros(columns.n, dtype=torch.int64, device=device),
-    )
-
-
 def bilinear(
     pair: CostPair,
     u: Tensor,  # (n,) float64
