@@ -283,7 +283,7 @@ def test_cosine_makes_squared_distances_two_minus_twice_the_cosine():
         otdd.load((points(), [0, 1] * 3), encoder=lambda x: x * (x[:, :1] != 0), cosine=True)
 
 
-@pytest.mark.parametrize("shape", [(300, 12), (20, 40)])
+@pytest.mark.parametrize("shape", [(300, 12), (20, 40), (60, 120)])
 def test_components_are_those_of_all_datasets_together(shape):
     n, d = shape
     torch.manual_seed(0)
@@ -332,6 +332,8 @@ def test_more_components_than_there_are_is_refused():
         otdd.load((points(), [0, 1] * 3), encoder="pca:5")
     with pytest.raises(EncoderError, match="pca:4 asks .* 3 samples .*use pca:3 or fewer"):
         project([points()[:3]], 4)
+    with pytest.raises(EncoderError, match="pca:2: all 7 samples are the same .* leave the enc"):
+        project([torch.ones(4, 9), torch.ones(3, 9)], 2)
 
 
 def command(*arguments):

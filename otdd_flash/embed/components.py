@@ -15,6 +15,8 @@ from otdd_flash.samples import CHUNK
 
 # of the free memory, for the float64 copy of the samples: an exact fit needs a few of them
 SHARE = 8
+# samples a component from which on Lanczos is several times faster than all components
+FEW = 20
 
 
 def project(
@@ -32,7 +34,7 @@ def project(
     incremental fit, in batches.
 
     Raises:
-        EncoderError: more components than features, or than samples.
+        EncoderError: more components than features, or than samples; samples that are all the same.
     """
     budget = free_memory(torch.device("cpu")) // SHARE if budget is None else budget
     flat = [cloud.reshape(cloud.shape[0], -1) for cloud in clouds]
@@ -72,14 +74,33 @@ def _fit(
             f"pca:{components} asks for more components than {n:,} samples of {d:,} features have; "
             f"use pca:{min(n, d)} or fewer"
         )
+    first = group[0][0]
+    if not any(bool((part != first).any()) for cloud in group for part in cloud.split(CHUNK)):
+        raise EncoderError(
+            f"pca:{components}: all {n:,} samples are the same and have no directions to project "
+            "on; leave the encoder out"
+        )
     if 8 * n * d <= budget:
-        # the default would draw random directions where d is large
-        solver = "covariance_eigh" if n >= d else "full"
-        return PCA(components, svd_solver=solver).fit(_rows(group)), "exact"
+        model = PCA(components, svd_solver=_solver(n, d, components), random_state=0)
+        return model.fit(_rows(group)), "exact"
     model = IncrementalPCA(components)
     for batch in _batches(group, max(CHUNK, 5 * components)):
         model.partial_fit(batch)
     return model, "fitted in batches, which is near the exact one"
+
+
+def _solver(
+    n: int,  # samples
+    d: int,  # features
+    components: int,
+) -> str:
+    """Return the fastest of scikit-learn's solvers that are exact to the rounding.
+
+    Its own choice draws random directions where d is large.
+    """
+    if n >= d:
+        return "covariance_eigh"
+    return "arpack" if FEW * components <= n else "full"
 
 
 def _batches(
