@@ -261,7 +261,8 @@ def warn_unconverged(result: Divergence, settings: OTDDSettings) -> None:
         stopped = [t.solution for t in terms if not t.solution.converged]
         limited = any(s.passes + 2 > settings.max_passes for s in stopped)
         advice = (
-            "raise max_passes or epsilon"
+            f"raise max_passes or epsilon ({result.epsilon:.3g} at a mean cost of "
+            f"{result.mean_cost:.3g})"
             if limited
             else "rounding at this epsilon hides smaller errors: raise epsilon or tol"
         )

@@ -226,7 +226,7 @@ def test_the_command_prints_a_table():
         "device", "operators", "versions", "data", "class laws", "one pass", "distance", "squared",
         "float64", "checks",
     ]  # fmt: skip
-    assert "60 x 60 samples" in result.stdout and "bounds holds" in result.stdout
+    assert "60 x 60 samples" in result.stdout and "bounds ok" in result.stdout
 
 
 def test_the_command_prints_json():

@@ -105,7 +105,12 @@ def test_help_shows_every_option_with_help_text_and_examples():
     for option in compute.params:
         if isinstance(option, click.Option):
             assert option.opts[-1] in text and option.help, option.name
-    for piece in ("Examples:", "otdd compute mnist-mini fashion-mnist-mini", "SRC TGT", "default"):
+    for piece in (
+        "Examples:",
+        "otdd compute mnist-mini fashion-mnist-mini",
+        "SRC TGT",
+        "default: gaussian",
+    ):
         assert piece in text
     assert main.get_help(click.Context(main)).count("compute")
 

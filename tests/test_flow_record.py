@@ -16,16 +16,19 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 from PIL import Image
 from problems import dataset
 from test_cli import refused
 
 import otdd_flash as otdd
 from otdd_flash.cli import main
+from otdd_flash.cli.flow import table
 from otdd_flash.datasets.idx import read_idx
 from otdd_flash.flows import FlowSettings, pictures
 from otdd_flash.flows.exports import write_hugging_face, write_idx_pair
 from otdd_flash.flows.finish import finish_steps
+from otdd_flash.flows.pictures import draw_curve
 from otdd_flash.flows.record import COLUMNS, Record, clear
 from otdd_flash.types import finish
 
@@ -82,6 +85,17 @@ def test_the_curve_has_a_row_a_step(done):
     assert values == sorted(values, reverse=True)
     with Image.open(folder / "curve.png") as picture:
         picture.load()
+    figure = Figure()
+    draw_curve(figure, [[float(cell) for cell in row] for row in rows[1:]])
+    steps = figure.axes[1].get_xticks()
+    assert len(steps) > 2 and (steps == steps.round()).all()
+
+
+def test_the_table_tells_rounding_where_there_was_any(done):
+    folder, _ = done
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"rounded, by {summary['moved']:.2g} (rms)" in table(summary) and summary["moved"] > 0
+    assert "rounded" not in table({**summary, "moved": 0.0})
 
 
 def test_kept_steps_and_their_pictures(done):

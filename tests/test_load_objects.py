@@ -325,6 +325,16 @@ def test_what_is_no_dataset_and_spaces_that_differ():
         together(pd.DataFrame(X), pd.DataFrame(X), label=["a", "b", "c"])
 
 
+def test_a_download_of_sklearn_that_fails_is_one_error(monkeypatch, recwarn):
+    def fetch():
+        warnings.warn("Retry downloading from url: https://data", UserWarning, stacklevel=1)
+        raise OSError("no network")
+
+    monkeypatch.setattr("sklearn.datasets.fetch_covtype", fetch)
+    refused(DatasetNotFoundError, "the download failed (no network)", "sklearn:covtype")
+    assert not recwarn.list
+
+
 def test_sklearn_sets_and_the_first_names_that_match():
     wine = load("sklearn:wine", scale="none")
     assert (len(wine), wine.dimension, wine.classes) == (178, 13, 3)

@@ -59,8 +59,9 @@ def test_the_same_call_twice_gives_the_same_bits(kind):
 
 def test_a_solve_cut_short_is_flagged():
     x, y = dataset(40, 5, 25), dataset(30, 5, 26)
-    with pytest.warns(ConvergenceWarning, match="raise max_passes or epsilon"):
-        result = otdd.distance(x, y, max_passes=1)
+    with pytest.warns(ConvergenceWarning, match="raise max_passes or epsilon") as caught:
+        result = otdd.distance(x, y, max_passes=1, epsilon=0.01)
+    assert f"epsilon (0.01 at a mean cost of {result.mean_cost:.3g}); " in str(caught[0].message)
     assert not result.converged and result.marginal_error >= 1e-3
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -83,7 +83,7 @@ def table(report: dict[str, Any]) -> str:
     ]
     if solve["extra_bytes"]:
         rows.append(("memory", f"{solve['extra_bytes'] / 1e9:.2f} GB beside the points"))
-    verdicts = (f"{name} {'holds' if ok else 'FAILS'}" for name, ok in report["checks"].items())
+    verdicts = (f"{name} {'ok' if ok else 'FAILS'}" for name, ok in report["checks"].items())
     rows.append(("checks", ", ".join(verdicts).replace("_", " ")))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 

@@ -160,6 +160,8 @@ def table(summary: dict[str, Any]) -> str:
     low, high = summary["final"]["squared_bounds"]
     n, m = summary["samples"]
     verb = "rose" if last > first else "fell"
+    moved = summary["moved"]
+    rounding = f"; the cost sees points rounded, by {moved:.2g} (rms)" if moved else ""
     rows = [
         ("flow", f"{summary['source']} ({n:,}) to {summary['target']} ({m:,})"),
         ("mode", f"{summary['mode']}, {summary['steps']:,} steps, {summary['seconds']:.1f} s"),
@@ -170,7 +172,7 @@ def table(summary: dict[str, Any]) -> str:
             f"{summary['final']['squared']:.6g} between {low:.6g} and {high:.6g}",
         ),
         ("epsilon", f"{summary['epsilon']:.5g}, the same at every step"),
-        ("where", f"{summary['backend']}; the cost moved points by {summary['moved']:.2g} (rms)"),
+        ("where", summary["backend"] + rounding),
     ]
     lines = [f"{name:<12}{text}" for name, text in rows]
     body = [

@@ -99,7 +99,8 @@ def distance_group(
             "--label-distance",
             type=click.Choice(["gaussian", "diagonal", "means"]),
             default=label_distance,
-            show_default=label_distance or "gaussian; diagonal with --mode augmented",
+            # click puts a text in brackets
+            show_default=True if label_distance else "gaussian; diagonal with --mode augmented",
             help="Laws of the classes: their covariances, variances or means.",
         ),
         click.option(

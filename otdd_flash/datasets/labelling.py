@@ -35,7 +35,7 @@ def settle_labels(raw: RawDataset, settings: LoadSettings) -> RawDataset:
         raise LabelError(
             f"{raw.name}: has no labels; name their column, array or .npy file with label "
             "(--label), cluster with labels='kmeans:10' (--labels kmeans:10), or take one class "
-            "with labels='none'"
+            "with labels='none' (--labels none)"
         )
     if raw.origin is not None and rule == "given":
         return raw
@@ -75,7 +75,8 @@ def _without_missing(raw: RawDataset, settings: LoadSettings, minus_one: bool) -
     if count == n:
         raise LabelError(
             f"{raw.name}: all {n:,} labels are missing (-1, None, NaN or empty); cluster with "
-            "labels='kmeans:10' (--labels kmeans:10), or take one class with labels='none'"
+            "labels='kmeans:10' (--labels kmeans:10), or take one class with labels='none' "
+            "(--labels none)"
         )
     if not settings.drop_unlabelled:
         raise LabelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +53,10 @@ def read_sklearn(spec: str, settings: LoadSettings, label: str | None) -> RawDat
     if settings.split != "train" and not splits:
         raise SettingsError(f"{spec} has no split {settings.split!r}; it is one set of samples")
     try:
-        bunch = make(subset=settings.split) if splits else make()
+        with warnings.catch_warnings():
+            # each retry of a download that is going to be reported as failed
+            warnings.filterwarnings("ignore", "Retry downloading", UserWarning)
+            bunch = make(subset=settings.split) if splits else make()
     except OSError as error:
         raise DatasetNotFoundError(
             f"{spec}: the download failed ({error}); sklearn:wine, iris, breast_cancer, digits and "

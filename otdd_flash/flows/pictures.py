@@ -238,3 +238,4 @@ def draw_curve(figure: Figure, curve: Sequence[Sequence[float]], title: str = ""
     lower.set_yscale("log")
     lower.set_ylabel("marginal error")
     lower.set_xlabel("step")
+    lower.xaxis.get_major_locator().set_params(integer=True)

@@ -126,7 +126,7 @@ def _evidence(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("epsilon", f"{summary['epsilon']:.5g}, the same at every step"),
         ("marginals", f"L1 error {summary['marginal_error']:.1e} at the last step"),
         ("unconverged", f"{summary['unconverged_steps']:,} steps"),
-        ("rounding", f"the cost moved points by {summary['moved']:.2g} (root mean square)"),
+        ("rounding", f"the cost sees points rounded, by {summary['moved']:.2g} (root mean square)"),
         ("label costs", f"bounded ones hide at most {summary['label_error']:.2g} of S at a step"),
         ("seconds", f"{summary['seconds']:.2f}"),
         ("where", summary["backend"]),
