@@ -1,7 +1,12 @@
-"""A made-up result for tests of formatting, plots and files."""
+"""A made-up result for tests of formatting, plots and files, and what files must keep."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
 
 import torch
 
+import otdd_flash as otdd
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import DatasetSummary, LabelledDataset, OTDDResult, Transport
 
@@ -55,3 +60,15 @@ def fake_images(vx: int = 10, shape: tuple[int, ...] = (28, 28), per_class: int 
         at = 2 + label % 10 * 2
         points[row, ..., at : at + 6, at : at + 9] = 220
     return LabelledDataset(points, labels, name="images", sample_shape=shape)
+
+
+def reread(found: Any, path: Path) -> Any:
+    """Return what a file keeps of a result, after comparing every field."""
+    otdd.save(found, path)
+    back = otdd.load_result(path)
+    assert type(back) is type(found)
+    for field in dataclasses.fields(found):
+        old, new = getattr(found, field.name), getattr(back, field.name)
+        same = torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new
+        assert same and type(old) is type(new), field.name
+    return back
