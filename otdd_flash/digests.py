@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import torch
 
 from otdd_flash.types import LabelledDataset
 
@@ -21,7 +22,13 @@ def array_digest(
 
 def fingerprint(dataset: LabelledDataset) -> str:
     """Return a sha256 of points, labels, their names and weights."""
-    parts = (dataset.points, dataset.labels, dataset.weights)
+    points = dataset.points
+    # numpy has no bfloat16; float32 holds the same values
+    parts = (
+        points.float() if points.dtype == torch.bfloat16 else points,
+        dataset.labels,
+        dataset.weights,
+    )
     digests = [array_digest(part.cpu().numpy()) for part in parts]
     return array_digest(np.array([*digests, *dataset.class_names]))
 
