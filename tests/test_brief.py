@@ -52,6 +52,7 @@ def test_results_of_many_numbers_are_told_apart_by_identity(tmp_path):
     otdd.save(result, tmp_path / "result.npz")
     assert result == result and result != otdd.load_result(tmp_path / "result.npz")
     assert len({result, result}) == 1
+    assert otdd.load_result(tmp_path / "result.npz").plan is None
 
 
 def test_long_collections_end_in_their_length():
