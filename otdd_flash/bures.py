@@ -25,6 +25,7 @@ from otdd_flash.errors import DataError, SettingsError, WeightError
 from otdd_flash.factor_pairs import batched_pairs, svd_pairs
 from otdd_flash.gaussians import ClassLaws
 from otdd_flash.polar import ACCURACY
+from otdd_flash.settings import check_choice
 
 METHODS = ("auto", "svd", "polar")
 # accuracy where the full one would take minutes: this many pairs times their ranks cubed
@@ -166,8 +167,7 @@ def _blocks(
 ) -> list[Tensor]:
     check_laws(laws)
     accuracy = usual_accuracy(*laws) if accuracy is None else accuracy
-    if method not in METHODS:
-        raise SettingsError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
+    check_choice("method", method, METHODS)
     if not 1e-12 <= accuracy <= 1e-2:
         raise SettingsError(f"accuracy is {accuracy!r}, expected a number from 1e-12 to 1e-2")
     out = [mean_gaps(laws[i].means, laws[j].means) for i, j in wanted]

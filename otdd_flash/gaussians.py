@@ -16,6 +16,7 @@ from torch import Tensor
 from otdd_flash.errors import DataError, LabelError, SettingsError, WeightError
 from otdd_flash.factors import factorize
 from otdd_flash.moments import ClassSample
+from otdd_flash.settings import check_choice
 from otdd_flash_kernels.workers import spread
 
 KINDS = ("gaussian", "diagonal", "means")
@@ -262,8 +263,7 @@ def _stack_factors(f: Tensor, s: Tensor, q: float, gap: Tensor) -> Tensor:
 
 
 def _check(points: Tensor, labels: Tensor, weights: Tensor, kind: str, classes: int | None) -> None:
-    if kind not in KINDS:
-        raise SettingsError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
+    check_choice("kind", kind, KINDS)
     if points.ndim != 2 or points.shape[0] == 0:
         raise DataError(f"points have shape {tuple(points.shape)}, expected (n, d) with n >= 1")
     n = points.shape[0]
