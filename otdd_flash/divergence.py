@@ -93,7 +93,8 @@ def _centred(start: Tensor, problem: Problem, eps: float) -> Tensor:  # (m,)
 
 
 def _watch(stage: str, solving: Solve) -> Generator[Progress, None, Solution]:
-    """Turn the states of a solve into progress."""
+    """Turn the states of a solve into progress, from before its first pass on."""
+    yield Progress(stage, 0, None)
     while True:
         try:
             state = next(solving)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash_kernels.pair import CostPair
-from otdd_flash_kernels.workers import spread
+from otdd_flash_kernels.workers import go_on, spread
 
 # entries of one block: with what is computed from it, inside a core's share of the cache
 BLOCK_ENTRIES = 1 << 18
@@ -81,6 +81,7 @@ class CpuCost:
     def _blocks_of(self, part: slice, kept: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the blocks of some rows, made where none is stored, and written to ``kept``."""
         for start in range(part.start, part.stop, self.block):
+            go_on()
             rows = slice(start, min(start + self.block, part.stop))
             if self._stored is not None:
                 yield rows, self._stored[rows]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,6 +14,19 @@ Value = TypeVar("Value")
 
 # temporaries are held once a worker
 MOST = 16
+# of each worker: whether its caller still wants what it makes
+_HERE = threading.local()
+
+
+class StoppedError(Exception):
+    """Ends the work of a worker whose caller was interrupted, or whose neighbour failed."""
+
+
+def go_on() -> None:
+    """Raise in a worker whose result is not wanted any more; long work calls it now and then."""
+    stop = getattr(_HERE, "stop", None)
+    if stop is not None and stop.is_set():
+        raise StoppedError
 
 
 def spread(
@@ -24,16 +37,27 @@ def spread(
 
     One decomposition on many threads meets at thousands of barriers; where a core is shared with
     another program each of them waits for a time slice. Pieces on one thread each meet once.
-    The caller's number of threads is left as it is.
+    The caller's number of threads is left as it is. An interrupt waits for workers no longer than
+    to their next :func:`go_on`.
     """
     items = list(items)
     threads = torch.get_num_threads()
     workers = min(threads, MOST, len(items))
     if workers < 2:
         return [work(item) for item in items]
+    stop = threading.Event()
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        _HERE.stop = stop
+
     try:
-        with ThreadPoolExecutor(workers, initializer=partial(torch.set_num_threads, 1)) as pool:
-            return list(pool.map(work, items))
+        with ThreadPoolExecutor(workers, initializer=begin) as pool:
+            try:
+                return list(pool.map(work, items))
+            except BaseException:
+                stop.set()
+                raise
     finally:
         # threads that start later take the number that was set last, whoever set it
         torch.set_num_threads(threads)
