@@ -17,6 +17,7 @@ c-transforms, Peyre and Cuturi 2019, section 5.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,8 @@ from otdd_flash_kernels.pair import CostPair, bilinear
 
 # last bits that a sum of exponentials can lose; eps times that is what a softmin loses
 SUM_ROUNDING = 16
+# entries of softmins by class that become mass at once, on a GPU and inside a CPU's cache
+SHARE_ENTRIES = (1 << 25, 1 << 18)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,39 @@ def shared_mass(
     eps: float,
 ) -> Tensor:  # (Vx, Vy) float64
     """Share the mass of each row among the classes of the columns as their softmins say."""
-    shares = torch.softmax(-by_class / eps, dim=1) * a[:, None]
-    # rows are sorted by class: sums in the same order every time, which scattered adds have not
-    counts = torch.bincount(pair.row_labels, minlength=pair.label_cost.shape[0])
-    return torch.stack([part.sum(0) for part in shares.split(counts.tolist())])
+    out = torch.zeros_like(pair.label_cost, dtype=torch.float64)
+    for shares, labels in _shares(pair, by_class, a, eps):
+        # rows are sorted by class: sums in the same order every time, which scattered adds have not
+        classes, counts = torch.unique_consecutive(labels, return_counts=True)
+        sums = torch.stack([part.sum(0) for part in shares.split(counts.tolist())])
+        out.index_add_(0, classes, sums)
+    return out
+
+
+def label_part(
+    op: CostOperator,
+    a: Tensor,  # (n,) weights > 0
+    b: Tensor,  # (m,)
+    eps: float,
+    solution: Solution,
+) -> float:
+    """Return what label costs contribute to ``<P, C>``, as the class mass would; one pass."""
+    by_class = op.class_softmin(solution.g + eps * b.log(), eps)
+    label_cost = op.pair.label_cost
+    return sum(
+        float(shares.mul_(label_cost[labels]).sum())
+        for shares, labels in _shares(op.pair, by_class, a, eps)
+    )
+
+
+def _shares(
+    pair: CostPair,
+    by_class: Tensor,  # (n, Vy)
+    a: Tensor,  # (n,)
+    eps: float,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the mass of some rows by column class (k, Vy), and their classes (k,)."""
+    height = max(1, SHARE_ENTRIES[by_class.device.type == "cpu"] // by_class.shape[1])
+    parts = (part.split(height) for part in (by_class, a, pair.row_labels))
+    for softmins, weights, labels in zip(*parts, strict=True):
+        yield torch.softmax(softmins / -eps, dim=1).mul_(weights[:, None]), labels

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otdd_flash.certificate import class_mass, renumbered
+from otdd_flash.certificate import label_part, renumbered
 from otdd_flash.cost import check_dimensions
 from otdd_flash.divergence import Divergence, Term, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
@@ -39,6 +39,7 @@ from otdd_flash.types import LabelledDataset, Progress, finish
 NOTHING = CostSplit(0.0, 0.0, 0.0)
 # L1 error of the marginals that rounding may hide in a plan that is read
 MOST_HIDDEN = 0.1
+ENTROPY_ENTRIES = 1 << 18  # of a class mass at once, inside a core's cache
 
 
 def explain(
@@ -86,7 +87,15 @@ def explain_steps(
     found = yield from divergence_steps(clouds, settings, keep=True)
     _check_epsilon(found)
     warn_unconverged(found, settings)
-    terms = [_split(term, found.epsilon) for term in (found.cross, *found.selves)]
+    assert found.mass is not None
+    # of equal datasets the three terms are one, whose mass is in the order of other classes
+    known = found.mass if found.classes is None else None
+    once = {id(term): term for term in (found.cross, *found.selves)}
+    splits = {
+        key: _split(term, found.epsilon, known if term is found.cross else None)
+        for key, term in once.items()
+    }
+    terms = [splits[id(term)] for term in (found.cross, *found.selves)]
     cross = terms[0]
     own = terms[1:] or [NOTHING, NOTHING]
     paid = yield from _paid(x, y, found, settings, pairs)
@@ -94,7 +103,6 @@ def explain_steps(
         _centred(potential, side.dataset.weights.cpu())
         for potential, side in zip(debiased_potentials(x, y, found), (x, y), strict=True)
     ]
-    assert found.mass is not None
     mass = found.mass.cpu()
     return Explanation(
         source=x.summary,
@@ -144,17 +152,24 @@ def entropies(
     mass: Tensor,  # (V, K) >= 0
 ) -> Tensor:  # (V,) in bits, 0 for rows without mass
     """Return the entropy of where the mass of each row goes."""
-    share = mass / mass.sum(1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
-    # from 0, which has a sign: the entropy of one class is not -0
-    return (0.0 - torch.special.xlogy(share, share).sum(1)) / torch.log(torch.tensor(2.0))
+    tiny, parts = torch.finfo(mass.dtype).tiny, []
+    for part in mass.split(max(1, ENTROPY_ENTRIES // mass.shape[1])):
+        share = part / part.sum(1, keepdim=True).clamp(min=tiny)
+        # 0 log 0 is 0; from 0, which has a sign: the entropy of one class is not -0
+        parts.append(0.0 - (share * share.clamp(min=tiny).log2_()).sum(1))
+    return torch.cat(parts)
 
 
 def _centred(potential: Tensor, weights: Tensor) -> Tensor:  # (n,), NaN without weight
     return potential - weights @ potential.nan_to_num()
 
 
-def _split(term: Term, eps: float) -> CostSplit:
-    """Return what features, labels and entropy contribute to a term; two passes."""
+def _split(
+    term: Term,
+    eps: float,
+    mass: Tensor | None,  # (Vx, Vy) of the plan, None: not known
+) -> CostSplit:
+    """Return what features, labels and entropy contribute to a term; a pass, two without mass."""
     problem = term.problem
     assert problem is not None
     solution, op, a, b = term.solution, problem.op, problem.x.weights, problem.y.weights
@@ -165,8 +180,10 @@ def _split(term: Term, eps: float) -> CostSplit:
     # scores relative to their mean, so that rounding costs their spread and not their size
     centre = float(columns @ h / columns.sum())
     paid = float(columns @ (h - centre) - rows @ (mean_score - centre))
-    mass = class_mass(op, rows, b, eps, solution)
-    labels = float((mass * op.pair.label_cost).sum())
+    if mass is None:
+        labels = label_part(op, rows, b, eps, solution)
+    else:
+        labels = float(mass.flatten() @ op.pair.label_cost.flatten())
     return CostSplit(paid - labels, labels, solution.value - paid)
 
 

@@ -162,5 +162,6 @@ class TritonOperator(_GpuPlans):
 def _rounding(pair: CostPair, dtype: torch.dtype) -> float:
     """Bound of a score's rounding: a few last bits of the largest term that enters it."""
     largest = pair.scale * float(pair.rows.bias.max() + pair.columns.bias.max())
-    largest += float(pair.label_cost.abs().max())
+    # the ends, not the largest size: no copy of a cost of many classes
+    largest += max(abs(float(end)) for end in pair.label_cost.aminmax())
     return 8 * torch.finfo(dtype).eps * largest

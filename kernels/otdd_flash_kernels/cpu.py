@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -259,17 +260,30 @@ class CpuCost:
 
     def class_softmin(self, h: Tensor, eps: float) -> Tensor:
         """Return the (n, Vy) softmin over the columns of each class; +inf where there is none."""
-        seams = self.pair.column_seams
-        out = torch.empty((self.pair.rows.n, len(seams) - 1), dtype=torch.float64)
-        scaled = (h / eps).to(self.dtype)
+        seams = torch.tensor(self.pair.column_seams)
+        counts = seams.diff()
+        there = counts > 0
+        # torch reduces runs of columns one at a time, numpy all at once
+        starts, counts = seams[:-1][there].numpy(), counts[there]
+        out = torch.empty((self.pair.rows.n, len(there)), dtype=torch.float64)
+        unit = eps * LN2
+        scaled, lowest = (h / unit).to(self.dtype), LOWEST_EXPONENT[self.dtype]
 
         def reduce(blocks: Iterator[tuple[slice, Tensor]]) -> None:
             scores = self._scratch()
             for rows, block in blocks:
-                score = torch.sub(scaled, block, alpha=1.0 / eps, out=scores[: len(block)])
-                for k in range(len(seams) - 1):
-                    part = score[:, seams[k] : seams[k + 1]]
-                    out[rows, k] = torch.logsumexp(part, dim=1).double()
+                score = torch.sub(scaled, block, alpha=1.0 / unit, out=scores[: len(block)])
+                top = torch.from_numpy(np.maximum.reduceat(score.numpy(), starts, axis=1))
+                shift = _finite(top).repeat_interleave(counts, dim=1)
+                score.sub_(shift).clamp_(min=lowest).exp2_()
+                sums = np.add.reduceat(score.numpy(), starts, axis=1, dtype=np.float64)
+                total = torch.from_numpy(sums)
+                found = top.double() + total.log2_()
+                if len(starts) < len(there):
+                    out[rows] = -torch.inf
+                    out[rows][:, there] = found
+                else:
+                    out[rows] = found
 
         self._each(reduce)
-        return out.mul_(-eps)
+        return out.mul_(-unit)
