@@ -182,6 +182,9 @@ def _blocks(
     side = (ids[: laws[0].classes], ids[laws[0].classes :])
     if couplings is not None:
         couplings.name(side)
+    if len(factors) == 1 and due is None:
+        # of one sample each, say: laws that differ by their means alone
+        return out
     codes = []
     for i, j in wanted:
         a, b = np.broadcast_arrays(side[i][:, None], side[j][None, :])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otdd_flash import factor_pairs
+from otdd_flash import bures, factor_pairs
 from otdd_flash.bures import gaussian_w2, label_cost
 from otdd_flash.errors import DataError, SettingsError, WeightError
 from otdd_flash.gaussians import class_laws, laws_from_moments
@@ -313,3 +313,19 @@ def test_errors():
     part = class_laws(points, labels, weights, classes=3)
     with pytest.raises(WeightError, match="target class 2 has no mass"):
         gaussian_w2(x, part)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_laws_that_differ_by_their_means_alone_need_no_pair(monkeypatch, method):
+    def refuse(*_):
+        raise AssertionError("a pair of equal covariances was measured")
+
+    monkeypatch.setattr(bures, "svd_pairs", refuse)
+    monkeypatch.setattr(bures, "batched_pairs", refuse)
+    points = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x, y = points[:4], points[4:]
+    laws = [class_laws(p, torch.arange(len(p)), torch.full((len(p),), 1 / len(p))) for p in (x, y)]
+    found = label_cost(*laws, method=method)
+    for block, (p, q) in zip(found, ((x, y), (x, x), (y, y)), strict=True):
+        gaps = (p[:, None] - q[None]).square().sum(2)
+        assert torch.allclose(block, gaps, rtol=1e-14, atol=0)

@@ -8,13 +8,14 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 import truth
 from fakes import reread
 from problems import dataset
 
 import otdd_flash as otdd
-from otdd_flash import LabelledDataset, OTDDSettings
+from otdd_flash import LabelledDataset, OTDDSettings, certificate, explanations
 from otdd_flash.explanations import entropies
 from otdd_flash.findings_io import finding_json
 
@@ -60,10 +61,20 @@ def test_splits_are_exact_and_add_up_to_s(kind):
     assert found.cross.entropy == pytest.approx(eps * kl, rel=1e-4)
 
 
-def test_classes_and_samples_pay_what_the_dense_plan_says():
-    x, y = dataset(20, 3, 2, classes=3), dataset(25, 3, 3, classes=4, weighted=True)
-    found = otdd.explain(x, y, EXACT, pairs=7)
-    features, labels, solved = dense(x, y, 2.0)
+# of one sample each, too; blocks that end inside of classes
+@pytest.mark.parametrize("entries", [1 << 18, 50])
+@pytest.mark.parametrize("classes", [(3, 4), (20, 25), (1, 25)])
+def test_classes_and_samples_pay_what_the_dense_plan_says(monkeypatch, classes, entries):
+    monkeypatch.setattr(certificate, "SHARE_ENTRIES", (entries, entries))
+    monkeypatch.setattr(explanations, "ENTROPY_ENTRIES", entries)
+    # classes of many datasets are far apart
+    eps = 2.0 if classes == (3, 4) else 500.0
+    x, y = (
+        dataset(n, 3, n, classes=c, weighted=w)
+        for n, c, w in zip((20, 25), classes, (False, True), strict=True)
+    )
+    found = otdd.explain(x, y, dataclasses.replace(EXACT, epsilon=eps), pairs=7)
+    features, labels, solved = dense(x, y, eps)
     cost, plan = features + labels, solved.plan
     paid = plan * cost
     one = [np.eye(d.classes)[d.labels.numpy()] for d in (x, y)]
@@ -72,6 +83,13 @@ def test_classes_and_samples_pay_what_the_dense_plan_says():
     np.testing.assert_allclose(found.source_cost, paid.sum(1) / plan.sum(1), rtol=1e-7)
     np.testing.assert_allclose(found.target_cost, paid.sum(0) / plan.sum(0), rtol=1e-7)
     assert float(found.class_cost.sum()) == pytest.approx(1.0, rel=1e-12)
+    mass = one[0].T @ plan @ one[1]
+    for got, part in ((found.row_entropy, mass), (found.column_entropy, mass.T)):
+        share = part / part.sum(1, keepdims=True)
+        np.testing.assert_allclose(got, scipy.special.entr(share).sum(1) / np.log(2), atol=1e-6)
+    assert found.cross.labels == pytest.approx(float((plan * labels).sum()), rel=1e-6, abs=1e-9)
+    _, inside, solved = dense(y, y, eps)
+    assert found.target_self.labels == pytest.approx((solved.plan * inside).sum(), rel=1e-6)
     order = np.argsort(-paid, axis=None)[:7]
     assert [(p.source, p.target) for p in found.pairs] == [divmod(k, 25) for k in order.tolist()]
     for pair in found.pairs:
