@@ -8,6 +8,7 @@ Sources: Feydy et al. 2019 (debiasing, symmetric self terms); Alvarez-Melis and 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -92,9 +93,10 @@ def _centred(start: Tensor, problem: Problem, eps: float) -> Tensor:  # (m,)
     return centred
 
 
-def _watch(stage: str, solving: Solve) -> Generator[Progress, None, Solution]:
+def _watch(stage: str, solving: Solve, eps: float) -> Generator[Progress, None, Solution]:
     """Turn the states of a solve into progress, from before its first pass on."""
-    yield Progress(stage, 0, None)
+    # no error is known yet
+    yield Progress(stage, 0, None, data={"error": math.nan, "eps": eps})
     while True:
         try:
             state = next(solving)
@@ -120,7 +122,7 @@ def self_term_steps(
         max_passes=settings.max_passes,
         start=torch.zeros_like(weights),
     )
-    return _bounded(problem, eps, (yield from _watch(stage, solving)))
+    return _bounded(problem, eps, (yield from _watch(stage, solving, eps)))
 
 
 def _cross_term(
@@ -138,7 +140,7 @@ def _cross_term(
         max_passes=settings.max_passes,
         start=start,
     )
-    return _bounded(problem, eps, (yield from _watch("solve", solving)))
+    return _bounded(problem, eps, (yield from _watch("solve", solving, eps)))
 
 
 def _kept(term: Term, problem: Problem) -> Term:
