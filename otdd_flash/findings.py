@@ -184,6 +184,7 @@ class Values(Finding):
     class_part: Tensor  # (n,)
     label: Tensor  # (n,)
     labels: Tensor  # (n,) int64 class ids of the source
+    rows: Tensor  # (n,) int64 rows of the dataset that the source's samples were drawn from
     squared: float  # S
     squared_bounds: tuple[float, float]
     marginal_error: float  # L1, the largest of all solves

@@ -35,6 +35,8 @@ def matrix_csv(result: MatrixResult, path: str | Path) -> None:
 def values_csv(result: Values, path: str | Path) -> None:
     """Write one line a sample: its row, its class, its value and the three parts of it.
 
+    Rows are those of the dataset that the samples were drawn from.
+
     Raises:
         OSError: the file cannot be written; what was there before stays.
     """
@@ -42,7 +44,7 @@ def values_csv(result: Values, path: str | Path) -> None:
     classes = [result.source.class_names[k] for k in result.labels.tolist()]
     rows = (
         [row, name, *map(repr, parts)]
-        for row, (name, *parts) in enumerate(zip(classes, *columns, strict=True))
+        for row, name, *parts in zip(result.rows.tolist(), classes, *columns, strict=True)
     )
     _write_csv(path, ["row", "class", *PARTS], rows)
 
@@ -122,12 +124,12 @@ def _shorten_explanation(result: Explanation, out: dict[str, Any]) -> None:
 
 
 def _shorten_values(result: Values, out: dict[str, Any]) -> None:
-    for key in (*PARTS, "labels"):
+    for key in (*PARTS, "labels", "rows"):
         del out[key]
     for key, score in (("most_foreign", result.value), ("label_fits_least", result.label)):
         out[key] = [
             {
-                "row": row,
+                "row": int(result.rows[row]),
                 "class": result.source.class_names[int(result.labels[row])],
                 **{part: float(getattr(result, part)[row]) for part in PARTS},
             }

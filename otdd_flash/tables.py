@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from otdd_flash.confidence import LEVEL
@@ -237,7 +238,7 @@ def values_text(result: Values) -> str:
     ):
         body = [
             [
-                str(row),
+                str(int(result.rows[row])),
                 clipped(_class_name(result, row, names), NAME),
                 *(
                     f"{float(part[row]):.4g}"
@@ -253,10 +254,18 @@ def values_text(result: Values) -> str:
         _ended([result.marginal_error], result.converged, result.settings),
         *_asked(result.settings, result.epsilon, "the mean cost"),
         *_drawn([result.source, result.target]),
-        *_row_numbers([result.source, result.target]),
+        *_whole_rows(result),
         *_last(result.seconds, result.device, result.notes),
     ]
     return "\n\n".join([*parts, _rows(rows)])
+
+
+def _whole_rows(result: Values) -> list[tuple[str, str]]:
+    """Say what row numbers count where samples were left out."""
+    if torch.equal(result.rows, torch.arange(len(result.rows))):
+        return []
+    name = clipped(result.source.name, NAME)
+    return [("rows", f"count all samples of {name}, drawn or not, from 0")]
 
 
 def _class_name(result: Values, row: int, names: Sequence[str]) -> str:

@@ -35,6 +35,8 @@ class LabelledDataset:
         class_names: names of the label values 0, 1, 2, ...
         sample_shape: shape of one sample for pictures, for example (28, 28).
         provenance: where the points came from, stored in results.
+        rows: (n,) integers >= 0, the rows of a larger dataset that these samples are; ``None``:
+            they are all of it.
 
     Raises:
         DataError, LabelError, WeightError: input that cannot be used, with what to do.
@@ -47,6 +49,7 @@ class LabelledDataset:
     name: str
     sample_shape: tuple[int, ...]
     provenance: dict[str, Any]
+    rows: Tensor  # (n,) int64 on the CPU
     graph: tuple[Tensor, Tensor]  # points (n, d) and weights (n,) with what they were made of
 
     def __init__(
@@ -59,6 +62,7 @@ class LabelledDataset:
         class_names: Sequence[str] | None = None,
         sample_shape: Sequence[int] | None = None,
         provenance: Mapping[str, Any] | None = None,
+        rows: Any = None,
     ) -> None:
         given = points
         points = dense_points(points, name)
@@ -88,6 +92,7 @@ class LabelledDataset:
             "name": name,
             "sample_shape": shape,
             "provenance": dict(provenance or {}),
+            "rows": torch.arange(n) if rows is None else check_rows(rows, n, name),
             "graph": (_with_graph(given, flat), _with_graph(weights, masses)),
         }
         for key, value in values.items():
@@ -124,6 +129,7 @@ class LabelledDataset:
             class_names=self.class_names,
             sample_shape=self.sample_shape,
             provenance={**self.provenance, **provenance},
+            rows=self.rows[rows.cpu() if isinstance(rows, Tensor) else rows],
         )
 
     def __repr__(self) -> str:
@@ -142,6 +148,28 @@ def _with_graph(
         given = torch.stack(list(given))
     if isinstance(given, Tensor) and given.requires_grad:
         return given.reshape(values.shape).to(values)
+    return values
+
+
+def check_rows(
+    rows: Any,  # what the caller passed
+    n: int,  # samples
+    name: str,
+) -> Tensor:  # (n,) int64
+    """Return the row numbers of samples.
+
+    Raises:
+        DataError: not one integer >= 0 a sample.
+    """
+    values = rows if isinstance(rows, Tensor) else np.asarray(rows)
+    if values.shape != (n,) or not np.issubdtype(np.asarray(values[:1]).dtype, np.integer):
+        raise DataError(
+            f"{name}: rows are {shown(rows)}, expected {n:,} integers: the row of each sample in "
+            "the dataset it was drawn from"
+        )
+    values = torch.as_tensor(values).cpu().to(torch.int64)
+    if int(values.min()) < 0:
+        raise DataError(f"{name}: rows hold {int(values.min())}, expected numbers >= 0")
     return values
 
 

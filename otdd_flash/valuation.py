@@ -100,6 +100,7 @@ def value_steps(
         class_part=placed[2],
         label=placed[3],
         labels=src.labels.cpu(),
+        rows=src.rows,
         squared=found.value,
         squared_bounds=(found.bounds.lower, found.bounds.upper),
         marginal_error=max(s.error for s in solves),

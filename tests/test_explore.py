@@ -12,6 +12,7 @@ import time
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image
 from test_cli import refused
@@ -104,6 +105,14 @@ def test_values_are_written_a_line_a_sample(tmp_path):
     assert len(rows) == 100
     worst = max(rows, key=lambda row: float(row["value"]))
     assert json.loads(result.stdout)["most_foreign"][0]["row"] == int(worst["row"])
+    # rows are those of the whole dataset: their labels, and the values of what was drawn
+    whole, drawn = otdd.load(MINI[0]), otdd.load(MINI[0], max_samples=100)
+    places = [int(row["row"]) for row in rows]
+    assert places == drawn.rows.tolist() and max(places) >= 100
+    assert torch.equal(whole.points[places], drawn.points)
+    classes = [whole.class_names[k] for k in whole.labels[places].tolist()]
+    assert [row["class"] for row in rows] == classes
+    assert f"\n{worst['row']} " in run("value", *MINI, *SMALL).stdout
     result = run("value", *MINI, *SMALL, "--output", tmp_path / "v.npz")
     assert result.exit_code == 0 and type(otdd.load_result(tmp_path / "v.npz")) is otdd.Values
 

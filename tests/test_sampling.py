@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from otdd_flash.datasets import load, stratified_rows
 from otdd_flash.datasets.sampling import allocate
-from otdd_flash.errors import SettingsError
+from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.types import LabelledDataset
 
 
@@ -129,3 +129,38 @@ def test_large_sets_are_sampled_fast():
     start = time.perf_counter()
     rows = stratified_rows(labels, 60_000, seed=0)
     assert len(rows) == 60_000 and time.perf_counter() - start < 6
+
+
+def test_rows_of_the_whole_dataset_are_kept(tmp_path):
+    table = tmp_path / "t.csv"
+    gaps = [k for k in range(40) if k % 7 == 3]
+    lines = (f"{'' if k in gaps else k},{k * k},{'' if k % 9 == 5 else k % 2}" for k in range(40))
+    table.write_text("\n".join(["a,b,label", *lines]))
+    given = {"scale": "none", "missing": "drop", "drop_unlabelled": True}
+    whole = load(table, **given)
+    kept = [k for k in range(40) if k not in gaps and k % 9 != 5]
+    assert whole.rows.tolist() == kept == whole.points[:, 0].int().tolist()
+    drawn = load(table, max_samples=12, **given)
+    assert drawn.rows.tolist() == drawn.points[:, 0].int().tolist()
+    # of what was loaded before, drawn from once more; by numbers or by a mask
+    again = load(whole, max_samples=8, cosine=True)
+    assert set(again.rows.tolist()) <= set(kept) and len(again) == 8
+    assert whole.subset(torch.tensor([4, 2])).rows.tolist() == [kept[4], kept[2]]
+    assert whole.subset(whole.labels == 1).rows.tolist() == [
+        k for k, label in zip(kept, whole.labels.tolist(), strict=True) if label == 1
+    ]
+    assert LabelledDataset([[0.0], [1.0]]).rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([0], "set: rows are .*, expected 2 integers: the row of each sample"),
+        ([0.5, 1.0], "expected 2 integers"),
+        (["a", "b"], "expected 2 integers"),
+        ([3, -1], "rows hold -1, expected numbers >= 0"),
+    ],
+)
+def test_rows_that_are_none_are_refused(rows, message):
+    with pytest.raises(DataError, match=message):
+        LabelledDataset([[0.0], [1.0]], rows=rows, name="set")

@@ -34,7 +34,7 @@ value: what more weight at a sample adds to the distance; higher is more foreign
   features    how foreign the sample looks, whatever its label
   class_part  the price of its class, the same for all of it
   label       how ill its label fits: sort by this to find wrong labels
-row counts the samples that were kept, from 0: with --max-samples those that were drawn.
+row counts all samples of SRC from 0, also where --max-samples draws some of them.
 TGT should be samples whose labels one trusts, such as a validation set.
 """
 

@@ -28,6 +28,7 @@ class RawDataset:
     announced: tuple[str, ...] = ()
     weights: Tensor | None = None  # (n,) float64; None: uniform
     origin: LabelledDataset | None = None  # what it was, as long as nothing has changed
+    rows: np.ndarray | None = None  # (n,) int64 rows of what was read; None: all of them
     regression: bool = False  # the labels are known to be a quantity, not classes
 
     def __len__(self) -> int:
@@ -46,6 +47,7 @@ class RawDataset:
             samples=self.samples.take(chosen),
             labels=None if self.labels is None else self.labels[chosen],
             weights=None if weights is None else weights / weights.sum(),
+            rows=(np.arange(len(self)) if self.rows is None else self.rows)[chosen],
             provenance={**self.provenance, **provenance},
             announced=(*self.announced, *announced),
             origin=None,
@@ -79,6 +81,7 @@ def raw_of(dataset: LabelledDataset) -> RawDataset:
         announced,
         weights=dataset.weights.cpu(),
         origin=dataset,
+        rows=dataset.rows.numpy(),
     )
 
 

@@ -224,4 +224,5 @@ def _finished(raw: RawDataset, points: Tensor, settings: LoadSettings) -> Labell
         class_names=None if labels is None else names,
         sample_shape=shape or None,
         provenance=provenance,
+        rows=raw.rows,
     )
