@@ -627,10 +627,16 @@ def test_bad_data_are_refused():
         flow(dataset(10, 3, 50), tgt, settings)
 
 
-def test_points_that_run_away_are_an_error():
-    settings = FlowSettings(steps=50, step_size=1e200, mode="features")
+@pytest.mark.parametrize("kind", ["float64", "uint8"])
+@pytest.mark.parametrize("optimizer", ["gradient", "sgd", "adam"])
+def test_points_that_run_away_are_an_error(kind, optimizer):
+    # more than float32 holds, in which 8-bit integers move
+    size = 1e308 if optimizer == "adam" else 1e200
+    settings = FlowSettings(
+        steps=50, step_size=size, mode="features", optimizer=optimizer, box=None
+    )
     with pytest.raises(otdd.DataError, match="ran away to infinity or NaN at step .*step_size"):
-        list(flow(dataset(10, 3, 52), dataset(10, 3, 53), settings))
+        list(flow(dataset(10, 3, 52, kind), dataset(10, 3, 53, kind), settings))
 
 
 def test_the_public_names():

@@ -265,6 +265,19 @@ def test_a_run_that_died_before_its_first_step_begins_anew(done, tmp_path):
     assert curve(tmp_path / "run") == curve(folder)
 
 
+def test_a_command_that_failed_before_its_first_step_can_be_corrected(done, tmp_path):
+    folder, _ = done
+    options = (*SHORT, "--out", tmp_path / "run", "--quiet")
+    refused(run(*options, "--epsilon", "1e-30"), "epsilon is 1e-30, far below")
+    assert os.listdir(tmp_path / "run") == ["settings.json"]
+    assert run(*options).exit_code == 0
+    assert curve(tmp_path / "run") == curve(folder)
+    # from then on it has something to lose
+    refused(run(*options), "holds a run already")
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    refused(run(*options), "holds a run already")
+
+
 def test_more_steps_are_a_longer_run(done, tmp_path):
     folder, _ = done
     shutil.copytree(folder, tmp_path / "run")

@@ -41,7 +41,7 @@ class Mover:
         count: int,  # moves made before
     ) -> Tensor:  # (n, d)
         """Return the next points; ``v`` may be overwritten."""
-        size = float(self.settings.step_size)
+        size = _held(float(self.settings.step_size), points.dtype)
         v = v.to(points.dtype)
         if self.settings.optimizer == "gradient":
             return points.sub(v, alpha=size)
@@ -52,9 +52,15 @@ class Mover:
         square = self._buffer("square", points).mul_(SQUARE_DECAY)
         square.addcmul_(v, v, value=1 - SQUARE_DECAY)
         root = torch.sqrt(square / (1 - SQUARE_DECAY ** (count + 1)), out=v).add_(TINY)
-        return points.addcdiv(mean, root, value=-size * self.length / (1 - DECAY ** (count + 1)))
+        length = size * self.length / (1 - DECAY ** (count + 1))
+        return points.addcdiv(mean, root, value=-_held(length, points.dtype))
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         if name not in self.buffers:
             self.buffers[name] = torch.zeros_like(like)
         return self.buffers[name]
+
+
+def _held(size: float, dtype: torch.dtype) -> float:
+    """Return a step size, infinity where the dtype cannot hold it: points then run away."""
+    return size if size <= torch.finfo(dtype).max else torch.inf

@@ -232,7 +232,9 @@ def check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
             f"--out {folder}: holds files that are no run of a flow (there is no {SETTINGS}); give "
             "a folder that is empty or not there"
         )
-    if not resume and not overwrite:
+    # a run that failed before its first step has nothing to lose
+    begun = (folder / CHECKPOINT).exists() or any(folder.glob("trajectory-*.safetensors"))
+    if begun and not resume and not overwrite:
         raise SettingsError(
             f"--out {folder}: holds a run already; go on with --resume, replace it with "
             "--overwrite, or give another folder"
