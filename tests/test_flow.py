@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from problems import dataset
+from safetensors.torch import save
 from scipy.linalg import sqrtm
 
 import otdd_flash as otdd
@@ -553,6 +554,16 @@ def test_another_flow_s_checkpoint_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(otdd.DataError, match="not a whole checkpoint"):
         load_checkpoint(path)
+    for about, text in (
+        ("[]", "not a whole checkpoint"),
+        ('{"step": 2}', "not a whole checkpoint"),
+        ('{"step": 2, "format": 1}', "checkpoint of format 1, this version reads 2: begin anew"),
+    ):
+        path.write_bytes(save({"points": torch.zeros(2)}, {"otdd-flash flow": about}))
+        with pytest.raises(otdd.DataError, match=text):
+            load_checkpoint(path)
+    with pytest.raises(otdd.SettingsError, match="start is '.*', expected what Flow.checkpoint"):
+        flow(src, tgt, settings, start=str(path))
 
 
 def test_memory_stays_flat_over_many_steps():

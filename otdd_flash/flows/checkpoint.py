@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from otdd_flash.checks import shown
 from otdd_flash.digests import differences
 from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.files import written_whole
@@ -47,9 +48,13 @@ def check_continues(
     """Refuse a checkpoint of another flow; more steps than it had are welcome.
 
     Raises:
-        SettingsError: other settings, naming them.
+        SettingsError: other settings, naming them, or no checkpoint at all.
         DataError: other datasets.
     """
+    if not isinstance(start, Checkpoint):
+        raise SettingsError(
+            f"start is {shown(start)}, expected what Flow.checkpoint or load_checkpoint returns"
+        )
     for side in ("source", "target"):
         if start.numbers["data"][side] != data[side]:
             raise DataError(
@@ -97,17 +102,17 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             numbers = json.loads((file.metadata() or {})[KEY])
+            step, layout = numbers["step"], numbers["format"]
             # as aligned as what a flow makes: sums of BLAS depend on it in their last bit
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path}: not a whole checkpoint of a flow ({type(error).__name__}); begin anew"
         ) from error
-    if numbers.get("format") != FORMAT:
+    if layout != FORMAT:
         raise DataError(
-            f"{path}: checkpoint of format {numbers.get('format')}, this version reads {FORMAT}: "
-            "begin anew"
+            f"{path}: checkpoint of format {layout}, this version reads {FORMAT}: begin anew"
         )
-    return Checkpoint(numbers["step"], tensors, numbers)
+    return Checkpoint(step, tensors, numbers)
