@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -364,6 +365,16 @@ def test_a_damaged_kept_step_is_refused_before_any_step(done, tmp_path, left):
     path.unlink()
     assert run(*longer, "--quiet").exit_code == 0
     assert [kept.step for kept in Record(tmp_path / "run", 4).kept()] == [0, 6, 8]
+
+
+def test_kept_steps_come_in_order_beyond_six_digits(tmp_path):
+    src, tgt = dataset(6, 2, 1), dataset(6, 2, 2)
+    record = Record(tmp_path, 1)
+    walk = record.begin(src, tgt, FlowSettings(), resume=False, overwrite=False)
+    state = next(walk)
+    for step in (1_000_000, 999_999, 20):
+        record.add(walk, replace(state, step=step))
+    assert [kept.step for kept in record.kept()] == [20, 999_999, 1_000_000]
 
 
 def test_a_flow_that_climbs_says_so(tmp_path):

@@ -187,7 +187,9 @@ class Record:
         """
         from safetensors import SafetensorError, safe_open
 
-        for path in sorted(self.folder.glob("trajectory-*.safetensors")):
+        shards = self.folder.glob("trajectory-*.safetensors")
+        # numbers of more digits than six come last
+        for path in sorted(shards, key=lambda path: (len(path.name), path.name)):
             if not re.fullmatch(r"trajectory-\d{6,}\.safetensors", path.name):
                 continue
             try:
