@@ -24,28 +24,28 @@ from otdd_flash.errors import (
 
 if TYPE_CHECKING:
     from otdd_flash.confidence import Confidence
+    from otdd_flash.curvature.descent import DescentResult
+    from otdd_flash.curvature.eigenvalue import MinEigenvalue, min_hessian_eigenvalue
+    from otdd_flash.curvature.hybrid import adam_newton
+    from otdd_flash.curvature.newton import newton_cg
     from otdd_flash.datasets import LoadSettings, load, load_together
-    from otdd_flash.descent import DescentResult
-    from otdd_flash.eigenvalue import MinEigenvalue, min_hessian_eigenvalue
-    from otdd_flash.explanations import explain
-    from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
     from otdd_flash.flows import FlowSettings, FlowState, flow
-    from otdd_flash.hybrid import adam_newton
-    from otdd_flash.loss import sinkhorn_divergence
-    from otdd_flash.maps import plot_map, plot_matrix, plot_ranking, plot_tree
-    from otdd_flash.matrices import matrix
-    from otdd_flash.newton import newton_cg
+    from otdd_flash.losses.loss import sinkhorn_divergence
+    from otdd_flash.losses.samples_loss import SamplesLoss
+    from otdd_flash.losses.second_order import HVPResult, hvp
+    from otdd_flash.many.explanations import explain
+    from otdd_flash.many.findings import Explanation, MatrixResult, Ranking, Values
+    from otdd_flash.many.matrices import matrix
+    from otdd_flash.many.rankings import rank
+    from otdd_flash.many.valuation import value
     from otdd_flash.otdd import distance, steps
-    from otdd_flash.plots import plot_result
-    from otdd_flash.portraits import plot_explanation, plot_values
-    from otdd_flash.rankings import rank
+    from otdd_flash.pictures.maps import plot_map, plot_matrix, plot_ranking, plot_tree
+    from otdd_flash.pictures.plots import plot_result
+    from otdd_flash.pictures.portraits import plot_explanation, plot_values
     from otdd_flash.report import write_report
     from otdd_flash.results import load_result, save
-    from otdd_flash.samples_loss import SamplesLoss
-    from otdd_flash.second_order import HVPResult, hvp
     from otdd_flash.settings import OTDDSettings
     from otdd_flash.types import LabelledDataset, OTDDResult, Progress, Transport
-    from otdd_flash.valuation import value
 
 __version__ = "0.1.0"
 
@@ -109,43 +109,43 @@ _HOME = {
     "LoadSettings": "datasets",
     "load": "datasets",
     "load_together": "datasets",
-    "explain": "explanations",
-    "Explanation": "findings",
-    "MatrixResult": "findings",
-    "Ranking": "findings",
-    "Values": "findings",
+    "explain": "many.explanations",
+    "Explanation": "many.findings",
+    "MatrixResult": "many.findings",
+    "Ranking": "many.findings",
+    "Values": "many.findings",
     "FlowSettings": "flows",
     "FlowState": "flows",
     "flow": "flows",
-    "MinEigenvalue": "eigenvalue",
-    "min_hessian_eigenvalue": "eigenvalue",
-    "adam_newton": "hybrid",
-    "DescentResult": "descent",
-    "newton_cg": "newton",
-    "HVPResult": "second_order",
-    "hvp": "second_order",
-    "sinkhorn_divergence": "loss",
-    "matrix": "matrices",
+    "MinEigenvalue": "curvature.eigenvalue",
+    "min_hessian_eigenvalue": "curvature.eigenvalue",
+    "adam_newton": "curvature.hybrid",
+    "DescentResult": "curvature.descent",
+    "newton_cg": "curvature.newton",
+    "HVPResult": "losses.second_order",
+    "hvp": "losses.second_order",
+    "sinkhorn_divergence": "losses.loss",
+    "matrix": "many.matrices",
     "distance": "otdd",
     "steps": "otdd",
-    "plot_map": "maps",
-    "plot_matrix": "maps",
-    "plot_ranking": "maps",
-    "plot_tree": "maps",
-    "plot_result": "plots",
-    "plot_explanation": "portraits",
-    "plot_values": "portraits",
-    "rank": "rankings",
+    "plot_map": "pictures.maps",
+    "plot_matrix": "pictures.maps",
+    "plot_ranking": "pictures.maps",
+    "plot_tree": "pictures.maps",
+    "plot_result": "pictures.plots",
+    "plot_explanation": "pictures.portraits",
+    "plot_values": "pictures.portraits",
+    "rank": "many.rankings",
     "write_report": "report",
     "load_result": "results",
     "save": "results",
-    "SamplesLoss": "samples_loss",
+    "SamplesLoss": "losses.samples_loss",
     "LabelledDataset": "types",
     "OTDDResult": "types",
     "OTDDSettings": "types",
     "Progress": "types",
     "Transport": "types",
-    "value": "valuation",
+    "value": "many.valuation",
 }
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.annealing import solve_annealed
-from otdd_flash.bures import label_cost
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Problem, Side, make_side
 from otdd_flash.datasets import load
-from otdd_flash.divergence import Divergence, divergence_steps
 from otdd_flash.errors import SettingsError
 from otdd_flash.float64 import Float64Cost
-from otdd_flash.gaussians import class_laws
+from otdd_flash.laws.bures import label_cost
+from otdd_flash.laws.gaussians import class_laws
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import resolve_device
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.annealing import solve_annealed
+from otdd_flash.solver.clouds import LabelledClouds
+from otdd_flash.solver.divergence import Divergence, divergence_steps
 from otdd_flash.timing import PeakMemory, machine, median_ms, seconds_of, synchronize
 from otdd_flash.types import LabelledDataset, Progress, finish
 

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import shown
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side
-from otdd_flash.divergence import Divergence, Term
 from otdd_flash.errors import SettingsError
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import WORKSPACE_BYTES, make_operator
 from otdd_flash.settings import OTDDSettings, check_flag, check_integer, is_integer
+from otdd_flash.solver.clouds import LabelledClouds
+from otdd_flash.solver.divergence import Divergence, Term
 from otdd_flash.types import Interval, Progress
 from otdd_flash_kernels.pair import CostPair
 

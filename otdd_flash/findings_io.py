@@ -12,7 +12,7 @@ from typing import Any
 from otdd_flash.archive import plain
 from otdd_flash.errors import DataError
 from otdd_flash.files import written_whole
-from otdd_flash.findings import Explanation, Finding, MatrixResult, Ranking, Values, extremes
+from otdd_flash.many.findings import Explanation, Finding, MatrixResult, Ranking, Values, extremes
 
 IN_JSON = 100  # nearest and most foreign samples in JSON
 # the parts of a value, in the order of their columns

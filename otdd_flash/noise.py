@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from otdd_flash.divergence import divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.ops import resolve_device
 from otdd_flash.prepared import clouds_of, prepare_pair_steps
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.divergence import divergence_steps, warn_unconverged
 from otdd_flash.types import LabelledDataset, NoiseFloor, Progress
 
 Value = TypeVar("Value")

@@ -20,19 +20,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from otdd_flash.certificate import quantization_bound
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.confidence import Confidence, bootstrap_steps
 from otdd_flash.cost import check_dimensions
-from otdd_flash.differentiable import attached_loss, check_differentiable
-from otdd_flash.divergence import Divergence, divergence_steps, warn_unconverged
 from otdd_flash.errors import SettingsError
 from otdd_flash.inputs import given_or_default
+from otdd_flash.losses.differentiable import attached_loss, check_differentiable
 from otdd_flash.noise import check_halves, floor_steps
 from otdd_flash.ops import resolve_device
-from otdd_flash.plan import Plan
 from otdd_flash.prepared import Prepared, clouds_of, notes_of, prepare_pair_steps, units
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.certificate import quantization_bound
+from otdd_flash.solver.clouds import LabelledClouds
+from otdd_flash.solver.divergence import Divergence, divergence_steps, warn_unconverged
+from otdd_flash.solver.plan import Plan
 from otdd_flash.timing import Laps, device_name, versions
 from otdd_flash.types import LabelledDataset, NoiseFloor, OTDDResult, Progress, Transport, finish
 

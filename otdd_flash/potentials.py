@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from otdd_flash.divergence import Divergence
 from otdd_flash.prepared import Prepared
+from otdd_flash.solver.divergence import Divergence
 
 
 def debiased_potentials(

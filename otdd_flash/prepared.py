@@ -9,13 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import LabelCost, accuracy_notes, label_cost
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Margin, Side, make_side, normalisation
-from otdd_flash.gaussians import ClassLaws, class_laws
+from otdd_flash.laws.bures import LabelCost, accuracy_notes, label_cost
+from otdd_flash.laws.gaussians import ClassLaws, class_laws
 from otdd_flash.ranges import range_notes
 from otdd_flash.samples.decoding import layout
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.clouds import LabelledClouds
 from otdd_flash.types import DatasetSummary, LabelledDataset, Progress
 
 # float64 entries of one chunk: 32 MB

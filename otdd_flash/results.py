@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.archive import plain, read_archive, write_archive
-from otdd_flash.findings import Explanation, MatrixResult, Ranking, Values
+from otdd_flash.many.findings import Explanation, MatrixResult, Ranking, Values
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import Interval, NoiseFloor, OTDDResult
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.confidence import LEVEL
-from otdd_flash.findings import (
+from otdd_flash.many.findings import (
     CostSplit,
     Explanation,
     MatrixResult,

@@ -21,11 +21,11 @@ import peers
 import torch
 from torch import Tensor
 
-from otdd_flash.annealing import solve_annealed
 from otdd_flash.bench import make_clouds, pass_report, resized, truth_of
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.datasets import load
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.annealing import solve_annealed
+from otdd_flash.solver.clouds import LabelledClouds
 from otdd_flash.timing import machine, seconds_of
 from otdd_flash.types import finish
 

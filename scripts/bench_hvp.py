@@ -23,10 +23,10 @@ import click
 import torch
 from torch import Tensor
 
-from otdd_flash.cg import CGSettings
+from otdd_flash.curvature.cg import CGSettings
 from otdd_flash.float64 import BLOCK_ROWS, Float64Cost
+from otdd_flash.losses.solved import SolvedDivergence, divergence_inputs
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.solved import SolvedDivergence, divergence_inputs
 from otdd_flash.timing import PeakMemory, command_line, machine, median_ms, seconds_of
 
 # of the points' spread: the central difference is good to 1e-6, gradients solved to 1e-11 allow it

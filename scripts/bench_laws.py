@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from otdd_flash.ahead import warm_up
-from otdd_flash.bures import LabelCost, gaussian_w2, label_cost, usual_accuracy
 from otdd_flash.datasets import load
-from otdd_flash.factor_pairs import BAND_ACCURACY
-from otdd_flash.factors import factorize
-from otdd_flash.gaussians import ClassLaws, class_laws
-from otdd_flash.nuclear import LARGEST
+from otdd_flash.laws.bures import LabelCost, gaussian_w2, label_cost, usual_accuracy
+from otdd_flash.laws.factor_pairs import BAND_ACCURACY
+from otdd_flash.laws.factors import factorize
+from otdd_flash.laws.gaussians import ClassLaws, class_laws
+from otdd_flash.laws.nuclear import LARGEST
 from otdd_flash.timing import Clock, seconds_of
 
 # what float64 products and copies reach on one H200

@@ -25,11 +25,11 @@ from otdd_flash.bench import (
     resized,
     truth_of,
 )
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import Problem
 from otdd_flash.datasets import load
 from otdd_flash.ops import WORKSPACE_BYTES
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.clouds import LabelledClouds
 from otdd_flash.timing import Clock, PeakMemory, seconds_of
 from otdd_flash.types import finish
 

@@ -29,11 +29,11 @@ import click
 import torch
 from torch import Tensor, nn
 
-from otdd_flash.bures import gaussian_w2
 from otdd_flash.datasets import load
 from otdd_flash.datasets.sampling import sample
 from otdd_flash.flows import FlowSettings, FlowState, flow
-from otdd_flash.gaussians import class_laws
+from otdd_flash.laws.bures import gaussian_w2
+from otdd_flash.laws.gaussians import class_laws
 from otdd_flash.ops import resolve_device
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.timing import machine

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from otdd_flash.files import written_whole
-from otdd_flash.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
+from otdd_flash.pictures.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
 
 DPI = 80
 # rows of `trained_on` in the order of the bars; those of the source and the target do not flow

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.float64 import Float64Cost
+from otdd_flash.solver.clouds import LabelledClouds
 from otdd_flash.timing import PeakMemory, seconds_of, synchronize
 
 GOALS = (1e-2, 1e-3)

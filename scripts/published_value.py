@@ -18,12 +18,12 @@ import ot
 import torch
 from torch import Tensor
 
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import MNIST_STD, Side, make_side
 from otdd_flash.datasets import load
-from otdd_flash.divergence import divergence_steps
 from otdd_flash.otdd import distance
 from otdd_flash.settings import OTDDSettings
+from otdd_flash.solver.clouds import LabelledClouds
+from otdd_flash.solver.divergence import divergence_steps
 from otdd_flash.timing import machine
 from otdd_flash.types import finish
 

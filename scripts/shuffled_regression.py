@@ -36,7 +36,7 @@ from scipy.optimize import root
 from torch import Tensor
 
 import otdd_flash as otdd
-from otdd_flash.landscape import Landscape
+from otdd_flash.curvature.landscape import Landscape
 from otdd_flash.timing import command_line, machine
 
 FEATURES, RESPONSES = 3, 2

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from otdd_flash import LabelledDataset
-from otdd_flash.annealing import solve_annealed
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import make_operator
-from otdd_flash.sinkhorn import Solution, Solve, SolveState
+from otdd_flash.solver.annealing import solve_annealed
+from otdd_flash.solver.sinkhorn import Solution, Solve, SolveState
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import centre
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from otdd_flash.attached import points_pull, weights_pull
-from otdd_flash.bures import gaussian_w2
 from otdd_flash.errors import DataError, SettingsError
-from otdd_flash.factors import factorize, pivots
-from otdd_flash.gaussians import KINDS, class_laws
-from otdd_flash.law_pulls import law_pull
-from otdd_flash.polar import polar_factor
+from otdd_flash.laws.attached import points_pull, weights_pull
+from otdd_flash.laws.bures import gaussian_w2
+from otdd_flash.laws.factors import factorize, pivots
+from otdd_flash.laws.gaussians import KINDS, class_laws
+from otdd_flash.laws.law_pulls import law_pull
+from otdd_flash.laws.polar import polar_factor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # error of a central difference of step 1e-5 in float64: 1e-11 / 1e-5 of rounding of the distance,

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otdd_flash import bures, factor_pairs
-from otdd_flash.bures import gaussian_w2, label_cost
 from otdd_flash.errors import DataError, SettingsError, WeightError
-from otdd_flash.gaussians import class_laws, laws_from_moments
-from otdd_flash.polar import gram, polar
+from otdd_flash.laws import bures, factor_pairs
+from otdd_flash.laws.bures import gaussian_w2, label_cost
+from otdd_flash.laws.gaussians import class_laws, laws_from_moments
+from otdd_flash.laws.polar import gram, polar
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 METHODS = ["svd", "polar"]
@@ -261,7 +261,7 @@ def test_unconverged_pairs_fall_back(monkeypatch):
     x, y = random_laws(0, 60, 9, 3), random_laws(1, 50, 9, 3)
     expected = gaussian_w2(x, y, method="svd")
     # one round that leaves all values below a half behind
-    monkeypatch.setattr("otdd_flash.polar._floors", lambda *args: [0.5])
+    monkeypatch.setattr("otdd_flash.laws.polar._floors", lambda *args: [0.5])
     calls = []
     solve = factor_pairs.svd_pairs
     monkeypatch.setattr(factor_pairs, "svd_pairs", lambda *args: calls.append(1) or solve(*args))

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from otdd_flash import factor_pairs, law_pulls, polar
-from otdd_flash.bures import coupled_cost, gaussian_w2
-from otdd_flash.couplings import Couplings, decomposed
-from otdd_flash.factor_pairs import MEMORY_LIMIT, batched_pairs, svd_pairs
-from otdd_flash.gaussians import class_laws
-from otdd_flash.law_pulls import law_pull
+from otdd_flash.laws import factor_pairs, law_pulls, polar
+from otdd_flash.laws.bures import coupled_cost, gaussian_w2
+from otdd_flash.laws.couplings import Couplings, decomposed
+from otdd_flash.laws.factor_pairs import MEMORY_LIMIT, batched_pairs, svd_pairs
+from otdd_flash.laws.gaussians import class_laws
+from otdd_flash.laws.law_pulls import law_pull
 
 ROOM = 1 << 20
 

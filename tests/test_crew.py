@@ -11,7 +11,7 @@ import torch
 from problems import dataset
 
 import otdd_flash as otdd
-from otdd_flash.crew import crew_steps
+from otdd_flash.many.crew import crew_steps
 from otdd_flash.ops import resolve_devices
 from otdd_flash.types import Progress
 

@@ -15,9 +15,11 @@ from fakes import reread
 from problems import dataset
 
 import otdd_flash as otdd
-from otdd_flash import LabelledDataset, OTDDSettings, certificate, explanations
-from otdd_flash.explanations import entropies
+from otdd_flash import LabelledDataset, OTDDSettings
 from otdd_flash.findings_io import finding_json
+from otdd_flash.many import explanations
+from otdd_flash.many.explanations import entropies
+from otdd_flash.solver import certificate
 
 # the truth is a converged plan; what is left of the marginals shows in every number
 EXACT = OTDDSettings(epsilon=2.0, device="cpu", tol=1e-9)

@@ -14,12 +14,12 @@ from safetensors.torch import save
 from scipy.linalg import sqrtm
 
 import otdd_flash as otdd
-from otdd_flash.certificate import class_mass
 from otdd_flash.cost import make_problem, make_side
 from otdd_flash.flows import FlowSettings, flow, load_checkpoint, save_checkpoint
 from otdd_flash.flows.class_sums import ClassSums
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.sinkhorn import solve
+from otdd_flash.solver.certificate import class_mass
+from otdd_flash.solver.sinkhorn import solve
 from otdd_flash.types import finish
 
 # so exact that only float64 and the formulas are left

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otdd_flash import gaussians, moments
-from otdd_flash.bures import gaussian_w2
 from otdd_flash.errors import DataError, LabelError, SettingsError, WeightError
-from otdd_flash.factors import factorize
-from otdd_flash.gaussians import class_laws, laws_from_moments, merge
+from otdd_flash.laws import gaussians, moments
+from otdd_flash.laws.bures import gaussian_w2
+from otdd_flash.laws.factors import factorize
+from otdd_flash.laws.gaussians import class_laws, laws_from_moments, merge
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 quick = settings(max_examples=25, deadline=None, derandomize=True)

@@ -9,8 +9,9 @@ import second_order
 import torch
 
 import otdd_flash as otdd
-from otdd_flash import hessian_term, hvp
-from otdd_flash.loss import sinkhorn_divergence
+from otdd_flash import hvp
+from otdd_flash.curvature import hessian_term
+from otdd_flash.losses.loss import sinkhorn_divergence
 
 EXACT = {"tol": 1e-12, "max_passes": 50_000, "device": "cpu"}
 # marginals to 1e-12 and linear systems to 1e-10, whose smallest eigenvalues are near 1e-3 at eps of

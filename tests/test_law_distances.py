@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import otdd_flash as otdd
-from otdd_flash.bures import coupled_cost
 from otdd_flash.cost import Margin
 from otdd_flash.flows import FlowSettings, flow, law_distances
 from otdd_flash.flows.law_distances import LawDistances
-from otdd_flash.gaussians import ClassLaws, class_laws
+from otdd_flash.laws.bures import coupled_cost
+from otdd_flash.laws.gaussians import ClassLaws, class_laws
 from otdd_flash.settings import OTDDSettings
 
 CLASSES = 3

@@ -14,7 +14,7 @@ from test_cli import refused
 
 import otdd_flash as otdd
 from otdd_flash.cli import main
-from otdd_flash.gallery import plot_samples
+from otdd_flash.pictures.gallery import plot_samples
 
 
 def run(*arguments):

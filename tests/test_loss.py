@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import otdd_flash as otdd
-from otdd_flash.loss import sinkhorn_divergence
+from otdd_flash.losses.loss import sinkhorn_divergence
 from otdd_flash_kernels.cpu import CpuCost
 
 EXACT = {"tol": 1e-12, "max_passes": 5000, "device": "cpu"}

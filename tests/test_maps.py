@@ -15,10 +15,10 @@ from problems import dataset
 
 import otdd_flash as otdd
 from otdd_flash import LabelledDataset, OTDDSettings
-from otdd_flash.findings import extremes
-from otdd_flash.maps import plot_map, plot_matrix, plot_ranking, plot_tree
-from otdd_flash.naming import name_points
-from otdd_flash.portraits import plot_explanation, plot_values
+from otdd_flash.many.findings import extremes
+from otdd_flash.pictures.maps import plot_map, plot_matrix, plot_ranking, plot_tree
+from otdd_flash.pictures.naming import name_points
+from otdd_flash.pictures.portraits import plot_explanation, plot_values
 
 SETTINGS = OTDDSettings(epsilon="5%", device="cpu")
 

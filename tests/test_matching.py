@@ -8,7 +8,7 @@ import torch
 
 import otdd_flash as otdd
 from otdd_flash.cost import make_side
-from otdd_flash.matching import match
+from otdd_flash.solver.matching import match
 
 CPU = torch.device("cpu")
 

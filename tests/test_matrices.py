@@ -13,8 +13,8 @@ from problems import dataset, moved
 
 import otdd_flash as otdd
 from otdd_flash import Confidence, LabelledDataset, OTDDSettings
-from otdd_flash.matrices import linkage, matrix_steps, positions
-from otdd_flash.pairs import unique_names
+from otdd_flash.many.matrices import linkage, matrix_steps, positions
+from otdd_flash.many.pairs import unique_names
 
 SETTINGS = OTDDSettings(epsilon="3%", device="cpu")
 
@@ -131,7 +131,7 @@ def test_files_keep_all_of_it(sets, tmp_path):
 
 def counted(monkeypatch):
     """Count the pairs that are computed."""
-    from otdd_flash import shared
+    from otdd_flash.many import shared
 
     seen = []
     real = shared.divergence_steps

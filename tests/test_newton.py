@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import otdd_flash as otdd
-from otdd_flash.descent import NewtonSettings
-from otdd_flash.hybrid import AdamSettings, adam_newton_steps
-from otdd_flash.landscape import Landscape
-from otdd_flash.newton import newton_steps
-from otdd_flash.trust_region import trust_step
+from otdd_flash.curvature.descent import NewtonSettings
+from otdd_flash.curvature.hybrid import AdamSettings, adam_newton_steps
+from otdd_flash.curvature.landscape import Landscape
+from otdd_flash.curvature.newton import newton_steps
+from otdd_flash.curvature.trust_region import trust_step
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from otdd_flash import factor_pairs
-from otdd_flash.bures import (
+from otdd_flash.laws import factor_pairs
+from otdd_flash.laws.bures import (
     FAST_ACCURACY,
     accuracy_notes,
     gaussian_w2,
     label_cost,
     usual_accuracy,
 )
-from otdd_flash.gaussians import ClassLaws, class_laws
-from otdd_flash.nuclear import nuclear_norms
-from otdd_flash.polar import ACCURACY
+from otdd_flash.laws.gaussians import ClassLaws, class_laws
+from otdd_flash.laws.nuclear import nuclear_norms
+from otdd_flash.laws.polar import ACCURACY
 from otdd_flash_kernels import bands
 from otdd_flash_kernels.bands import BAND, log_determinants, reduce_to_bands
 

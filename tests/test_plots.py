@@ -10,9 +10,9 @@ from fakes import fake_images, fake_result
 from matplotlib.figure import Figure
 from PIL import Image
 
-from otdd_flash.figures import power_of_1000, short
-from otdd_flash.plots import plot_result, strongest_pairs
-from otdd_flash.sheets import is_coloured, is_image, pair_sheet, sample_pictures
+from otdd_flash.pictures.figures import power_of_1000, short
+from otdd_flash.pictures.plots import plot_result, strongest_pairs
+from otdd_flash.pictures.sheets import is_coloured, is_image, pair_sheet, sample_pictures
 from otdd_flash.types import LabelledDataset
 
 
@@ -101,7 +101,7 @@ def test_without_a_plane_bars_remain(tmp_path, pair):
 def test_classes_without_weight_do_not_shift_the_samples(monkeypatch):
     shown = []
     monkeypatch.setattr(
-        "otdd_flash.plots.pair_sheet",
+        "otdd_flash.pictures.plots.pair_sheet",
         lambda src, row, tgt, column, count: shown.append((row, column)) or np.zeros((2, 4, 3)),
     )
     # the result knows the classes 1 and 2 of 0, 1, 2
@@ -135,7 +135,7 @@ def test_a_plot_that_fails_leaves_no_file(tmp_path):
 
 
 def test_no_pyplot_and_no_global_state():
-    code = "import sys, otdd_flash.plots; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, otdd_flash.pictures.plots; print('matplotlib.pyplot' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
 

@@ -24,8 +24,8 @@ from test_plots import vectors
 import otdd_flash as otdd
 from otdd_flash import DataError, write_report
 from otdd_flash.cli import main
-from otdd_flash.plots import strongest_pairs
-from otdd_flash.png import ON_LIGHT
+from otdd_flash.pictures.plots import strongest_pairs
+from otdd_flash.pictures.png import ON_LIGHT
 from otdd_flash.report import Card, Column, Page
 from otdd_flash.report.drawing import MOST_MARKS, inline_svg
 

@@ -12,9 +12,9 @@ from problems import Problem, problem, run, solve
 from torch import Tensor
 from truth import sinkhorn
 
-from otdd_flash.annealing import solve_annealed
 from otdd_flash.ops import make_operator
-from otdd_flash.sinkhorn import Solution, solve_symmetric
+from otdd_flash.solver.annealing import solve_annealed
+from otdd_flash.solver.sinkhorn import Solution, solve_symmetric
 from otdd_flash_kernels.pair import CostPair
 from otdd_flash_kernels.quantize import centre
 from otdd_flash_kernels.reference import cost_matrix

@@ -9,8 +9,8 @@ import torch
 from scipy.special import logsumexp
 
 import otdd_flash as otdd
+from otdd_flash.losses.unbalanced_loss import solve_terms, unbalanced_divergence
 from otdd_flash.settings import OTDDSettings
-from otdd_flash.unbalanced_loss import solve_terms, unbalanced_divergence
 
 
 def settings(eps: float, **changes) -> OTDDSettings:

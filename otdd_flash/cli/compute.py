@@ -96,7 +96,7 @@ def _write(
 
         save(result, options["output"])
     if options["plot"] is not None:
-        from otdd_flash.plots import plot_result
+        from otdd_flash.pictures.plots import plot_result
 
         plot_result(result, options["plot"], src, tgt)
     if options["report"] is not None:

@@ -64,8 +64,8 @@ def explain(**options: Any) -> None:
     src, tgt = load_pair(options, bars, tell)
     announce_long([(src, tgt)], settings, tell, 1.5)
 
-    from otdd_flash.explanations import explain_steps
-    from otdd_flash.portraits import plot_explanation
+    from otdd_flash.many.explanations import explain_steps
+    from otdd_flash.pictures.portraits import plot_explanation
     from otdd_flash.report import write_report
     from otdd_flash.results import save
     from otdd_flash.tables import explanation_text

@@ -49,7 +49,7 @@ def info(**options: Any) -> None:
     found = description(dataset)
     try:
         if options["plot"] is not None:
-            from otdd_flash.gallery import plot_samples
+            from otdd_flash.pictures.gallery import plot_samples
 
             plot_samples(dataset, options["plot"])
     finally:

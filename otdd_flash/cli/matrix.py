@@ -24,7 +24,7 @@ from otdd_flash.cli.options import (
 from otdd_flash.cli.sources import dataset_options
 
 if TYPE_CHECKING:
-    from otdd_flash.findings import MatrixResult
+    from otdd_flash.many.findings import MatrixResult
 
 EPILOG = """\b
 Examples:
@@ -71,14 +71,14 @@ def matrix(**options: Any) -> None:
     settings, confidence = settings_of(options), confidence_of(options)
     devices = check_device(settings.device, options["devices"])
     if out is not None:
-        from otdd_flash.pairfolder import check_folder
+        from otdd_flash.many.pairfolder import check_folder
 
         check_folder(out, resume=options["resume"])
     bars, tell = on_stderr(options)
     datasets = load_all(names, options, bars, tell)
     announce_long(list(combinations(datasets, 2)), settings, tell, 1 / len(devices))
 
-    from otdd_flash.matrices import matrix_steps
+    from otdd_flash.many.matrices import matrix_steps
     from otdd_flash.report import write_report
     from otdd_flash.tables import matrix_text
 
@@ -107,7 +107,7 @@ def _write(found: MatrixResult, out: Path) -> None:
 
     from otdd_flash.files import written_whole
     from otdd_flash.findings_io import finding_json, matrix_csv
-    from otdd_flash.maps import plot_map, plot_matrix, plot_tree
+    from otdd_flash.pictures.maps import plot_map, plot_matrix, plot_tree
     from otdd_flash.results import save
 
     save(found, out / "matrix.npz")

@@ -75,8 +75,8 @@ def rank(**options: Any) -> None:
     target, *sources = load_all([options["target"], *names], options, bars, tell)
     announce_long([(s, target) for s in sources], settings, tell, 1 / len(devices))
 
-    from otdd_flash.maps import plot_ranking
-    from otdd_flash.rankings import rank_steps
+    from otdd_flash.many.rankings import rank_steps
+    from otdd_flash.pictures.maps import plot_ranking
     from otdd_flash.results import save
 
     steps = rank_steps(

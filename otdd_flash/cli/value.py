@@ -60,10 +60,10 @@ def value(**options: Any) -> None:
     announce_long([(src, tgt)], settings, tell, 2)
 
     from otdd_flash.findings_io import values_csv
-    from otdd_flash.portraits import plot_values
+    from otdd_flash.many.valuation import value_steps
+    from otdd_flash.pictures.portraits import plot_values
     from otdd_flash.results import save
     from otdd_flash.tables import values_text
-    from otdd_flash.valuation import value_steps
 
     found, warned = drive(value_steps(src, tgt, settings), bars)
     try:

@@ -34,7 +34,7 @@ from otdd_flash.errors import DataError
 from otdd_flash.flows.modes import Features, Scene
 from otdd_flash.flows.settings import float_type
 from otdd_flash.flows.terms import Evaluation, LabelCosts
-from otdd_flash.gaussians import ClassLaws
+from otdd_flash.laws.gaussians import ClassLaws
 from otdd_flash.types import LabelledDataset
 
 # directions shorter than this share of the longest are rounding

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otdd_flash.certificate import shared_mass
 from otdd_flash.operators import CostOperator
+from otdd_flash.solver.certificate import shared_mass
 
 
 class ClassSums:

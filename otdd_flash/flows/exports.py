@@ -12,7 +12,7 @@ import numpy as np
 
 from otdd_flash.datasets.idx import TYPES
 from otdd_flash.files import written_whole
-from otdd_flash.sheets import is_channels_first, is_image
+from otdd_flash.pictures.sheets import is_channels_first, is_image
 from otdd_flash.types import LabelledDataset
 
 # names by which readers of MNIST find the two files

@@ -17,7 +17,7 @@ from otdd_flash.flows.record import COLUMNS, Kept, Record
 from otdd_flash.flows.settings import FlowState
 from otdd_flash.flows.walk import Flow
 from otdd_flash.otdd import steps as distance_steps
-from otdd_flash.sheets import is_image
+from otdd_flash.pictures.sheets import is_image
 from otdd_flash.types import LabelledDataset, OTDDResult, Progress
 
 # L1 error of the marginals of the distance that is computed of the flowed dataset

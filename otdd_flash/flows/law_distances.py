@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otdd_flash.bures import CoupledCost, coupled_cost, mean_gaps
 from otdd_flash.cost import Margin
-from otdd_flash.gaussians import ClassLaws
+from otdd_flash.laws.bures import CoupledCost, coupled_cost, mean_gaps
+from otdd_flash.laws.gaussians import ClassLaws
 
 # class pairs of a smaller share of all mass are left out of the gradient, and their cost is bounded
 # while it is known well enough: each would cost a decomposition. No class loses more than MISSED of

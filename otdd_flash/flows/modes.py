@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otdd_flash.attached import points_pull
-from otdd_flash.bures import gaussian_w2, label_cost
-from otdd_flash.couplings import Couplings
 from otdd_flash.flows.law_distances import FLOOR, LawDistances, weighty
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.flows.terms import Evaluation, LabelCosts
 from otdd_flash.flows.tied import affine_field
-from otdd_flash.gaussians import ClassLaws, class_laws
-from otdd_flash.law_pulls import law_pull
+from otdd_flash.laws.attached import points_pull
+from otdd_flash.laws.bures import gaussian_w2, label_cost
+from otdd_flash.laws.couplings import Couplings
+from otdd_flash.laws.gaussians import ClassLaws, class_laws
+from otdd_flash.laws.law_pulls import law_pull
 from otdd_flash.prepared import Prepared
 
 # of the names of their tensors in a checkpoint

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from otdd_flash.figures import short
 from otdd_flash.files import written_whole
 from otdd_flash.flows.record import COLUMNS, Kept
-from otdd_flash.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
-from otdd_flash.sheets import is_channels_first, white_level
+from otdd_flash.pictures.figures import short
+from otdd_flash.pictures.png import SOURCE_COLOUR, TARGET_COLOUR, write_png
+from otdd_flash.pictures.sheets import is_channels_first, white_level
 from otdd_flash.types import LabelledDataset
 
 DPI = 110

@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otdd_flash.annealing import solve_annealed
-from otdd_flash.certificate import class_mass
-from otdd_flash.clouds import absolute_epsilon, check_resolved
 from otdd_flash.cost import Margin
 from otdd_flash.flows.class_sums import ClassSums
 from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.settings import FlowSettings
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import WORKSPACE_BYTES, make_operator
-from otdd_flash.sinkhorn import Solution, hidden_error, solve_symmetric
+from otdd_flash.solver.annealing import solve_annealed
+from otdd_flash.solver.certificate import class_mass
+from otdd_flash.solver.clouds import absolute_epsilon, check_resolved
+from otdd_flash.solver.sinkhorn import Solution, hidden_error, solve_symmetric
 from otdd_flash.timing import Laps
 from otdd_flash.types import finish
 from otdd_flash_kernels.pair import CostPair, bilinear

@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otdd_flash.gaussians import class_groups
+from otdd_flash.laws.gaussians import class_groups
 from otdd_flash_kernels.workers import spread
 
 # eigenvalues below this share of the largest are rounding

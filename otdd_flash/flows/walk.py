@@ -18,7 +18,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otdd_flash.clouds import LabelledClouds
 from otdd_flash.cost import check_dimensions, normalisation
 from otdd_flash.digests import fingerprint
 from otdd_flash.errors import DataError, SettingsError
@@ -33,6 +32,7 @@ from otdd_flash.flows.terms import Evaluation, Terms, Trail
 from otdd_flash.inputs import given_or_default
 from otdd_flash.ops import resolve_device
 from otdd_flash.prepared import prepare_steps, units
+from otdd_flash.solver.clouds import LabelledClouds
 from otdd_flash.timing import Laps
 from otdd_flash.types import LabelledDataset, finish
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from otdd_flash.plots import SAMPLES, SCATTER, class_ids_of, scatter, strongest_pairs
+from otdd_flash.pictures.plots import SAMPLES, SCATTER, class_ids_of, scatter, strongest_pairs
+from otdd_flash.pictures.sheets import is_image, pair_sheet
 from otdd_flash.report.page import Card, Page
 from otdd_flash.report.parts import class_tables, datasets_table, ending, headline
 from otdd_flash.results import evidence, machine_facts
-from otdd_flash.sheets import is_image, pair_sheet
 from otdd_flash.types import LabelledDataset, OTDDResult
 
 LABEL_COST = ("Squared distance between class laws", "{:.4g}", "label cost")

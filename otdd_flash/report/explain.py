@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.findings import CostSplit, Explanation, SamplePair, check_samples, extremes
-from otdd_flash.plots import SAMPLES
+from otdd_flash.many.findings import CostSplit, Explanation, SamplePair, check_samples, extremes
+from otdd_flash.pictures.plots import SAMPLES
+from otdd_flash.pictures.sheets import is_image, sample_pictures, stacked
 from otdd_flash.report.distance import LABEL_COST
 from otdd_flash.report.page import Card, Column, Page
 from otdd_flash.report.parts import MOST_PAIRS, class_tables, datasets_table, ending, headline
 from otdd_flash.results import conventions
-from otdd_flash.sheets import is_image, sample_pictures, stacked
 from otdd_flash.types import DatasetSummary, LabelledDataset
 
 # samples that are shown at either end of a list

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from otdd_flash.flows.pictures import Cast, Plane, draw_curve, some_of
 from otdd_flash.flows.record import SETTINGS, Kept, Record
+from otdd_flash.pictures.sheets import is_image
 from otdd_flash.report.page import Card, Column, Page, setting_facts
-from otdd_flash.sheets import is_image
 from otdd_flash.types import LabelledDataset
 
 # particles of each class that are shown at each step

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 
 from otdd_flash.confidence import LEVEL
 from otdd_flash.errors import DataError
-from otdd_flash.findings import MatrixResult
-from otdd_flash.maps import plot_map, plot_tree
+from otdd_flash.many.findings import MatrixResult
+from otdd_flash.pictures.maps import plot_map, plot_tree
+from otdd_flash.pictures.sheets import class_sheet, is_image
 from otdd_flash.report.page import Card, Cells, Column, Page
 from otdd_flash.report.parts import datasets_table, ending, heat_table
 from otdd_flash.results import conventions, floor_text
-from otdd_flash.sheets import class_sheet, is_image
 from otdd_flash.types import LabelledDataset
 
 # a page shows the whole table of at most this many datasets, and this many pairs

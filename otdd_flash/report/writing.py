@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from otdd_flash.errors import DataError
-from otdd_flash.findings import Explanation, MatrixResult
+from otdd_flash.many.findings import Explanation, MatrixResult
 from otdd_flash.report.distance import distance_page
 from otdd_flash.report.explain import explanation_page
 from otdd_flash.report.matrix import matrix_page

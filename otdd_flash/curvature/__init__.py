@@ -1,0 +1,1 @@
+"""Second derivatives, streamed, and minima found with them."""

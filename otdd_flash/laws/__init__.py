@@ -1,0 +1,1 @@
+"""Class laws and their distances: moments, factors, Bures, gradients through them."""

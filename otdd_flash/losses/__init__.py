@@ -1,0 +1,1 @@
+"""Distances as differentiable functions of points, weights and label costs."""

@@ -1,0 +1,1 @@
+"""Many pairs of datasets at one eps: matrices, rankings, explanations, values of samples."""

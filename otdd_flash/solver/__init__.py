@@ -1,0 +1,1 @@
+"""The solver: Sinkhorn with annealing, its bounds, and what a plan says."""
