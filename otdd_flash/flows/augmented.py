@@ -33,7 +33,8 @@ from otdd_flash.cost import Side
 from otdd_flash.errors import DataError
 from otdd_flash.flows.modes import Features, Scene
 from otdd_flash.flows.settings import float_type
-from otdd_flash.flows.terms import Evaluation, LabelCosts
+from otdd_flash.flows.terms import Evaluation
+from otdd_flash.laws.bures import LabelCost
 from otdd_flash.laws.gaussians import ClassLaws
 from otdd_flash.types import LabelledDataset
 
@@ -76,12 +77,12 @@ class Augmented(Features):
         """The target's particles."""
         return self._target
 
-    def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCosts:
+    def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCost:
         """Return zeros: label costs are in the particles."""
         if self._kept is None:
             vx, vy = self.scene.x.laws.classes, self.scene.y.laws.classes
             zeros = self.classes.new_zeros((max(vx, vy), max(vx, vy)))
-            self._kept = LabelCosts(zeros[:vx, :vy], zeros[:vx, :vx], zeros[:vy, :vy])
+            self._kept = LabelCost(zeros[:vx, :vy], zeros[:vx, :vx], zeros[:vy, :vy])
         return self._kept
 
     def gradient(self, points: Tensor, found: Evaluation, renew: bool) -> Tensor:

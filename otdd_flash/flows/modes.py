@@ -21,10 +21,10 @@ from torch import Tensor
 
 from otdd_flash.flows.law_distances import FLOOR, LawDistances, weighty
 from otdd_flash.flows.settings import FlowSettings
-from otdd_flash.flows.terms import Evaluation, LabelCosts
+from otdd_flash.flows.terms import Evaluation
 from otdd_flash.flows.tied import affine_field
 from otdd_flash.laws.attached import points_pull
-from otdd_flash.laws.bures import gaussian_w2, label_cost
+from otdd_flash.laws.bures import LabelCost, gaussian_w2, label_cost
 from otdd_flash.laws.couplings import Couplings
 from otdd_flash.laws.gaussians import ClassLaws, class_laws
 from otdd_flash.laws.law_pulls import law_pull
@@ -70,7 +70,7 @@ class Features:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self._kept: LabelCosts | None = None
+        self._kept: LabelCost | None = None
 
     @property
     def source(self) -> Tensor:  # (n, p) in the dtype they were given in
@@ -87,11 +87,11 @@ class Features:
         points: Tensor,  # (n, p)
         renew: bool,  # whether what moves with the points is made anew
         last: bool,  # whether it is made in full
-    ) -> LabelCosts:
+    ) -> LabelCost:
         """Return the label costs at some points, in units of the cost."""
         if self._kept is None:
             blocks = label_cost(self.scene.x.laws, self.scene.y.laws)
-            self._kept = LabelCosts(*(block * self.scene.label_unit for block in blocks))
+            self._kept = LabelCost(*(block * self.scene.label_unit for block in blocks))
         return self._kept
 
     def gradient(
@@ -144,7 +144,7 @@ class Attached(Features):
         self._laws: tuple[ClassLaws, Couplings] | None = None
         self._pull: Tensor | None = None  # (n, d) the label costs' part of the last gradient
 
-    def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCosts:
+    def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCost:
         """Return the label costs of the laws at some points."""
         scene, target = self.scene, self.scene.y.laws
         if scene.label_scale == 0:
@@ -156,7 +156,7 @@ class Attached(Features):
             laws = scene.laws(points)
             found = self._distances.measure(laws, last)
             self._laws = laws, found.couplings
-            self._kept = LabelCosts(found.xy * unit, found.xx * unit, yy)
+            self._kept = LabelCost(found.xy * unit, found.xx * unit, yy)
         return self._kept
 
     def wants_mass(self, renew: bool) -> bool:
@@ -216,7 +216,7 @@ class Attached(Features):
         if "label_pull" in tensors:
             target = self.scene.y.laws
             yy = gaussian_w2(target, target) * self.scene.label_unit
-            self._kept = LabelCosts(tensors["label_xy"], tensors["label_xx"], yy)
+            self._kept = LabelCost(tensors["label_xy"], tensors["label_xx"], yy)
             self._pull, self._hidden = tensors["label_pull"], float(tensors["label_hidden"])
 
 

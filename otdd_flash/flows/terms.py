@@ -23,6 +23,7 @@ from otdd_flash.cost import Margin
 from otdd_flash.flows.class_sums import ClassSums
 from otdd_flash.flows.grid import Grid
 from otdd_flash.flows.settings import FlowSettings
+from otdd_flash.laws.bures import LabelCost
 from otdd_flash.operators import CostOperator
 from otdd_flash.ops import WORKSPACE_BYTES, make_operator
 from otdd_flash.solver.annealing import solve_annealed
@@ -33,15 +34,6 @@ from otdd_flash.timing import Laps
 from otdd_flash.types import finish
 from otdd_flash_kernels.pair import CostPair, bilinear
 from otdd_flash_kernels.quantize import Cloud
-
-
-@dataclass(frozen=True, eq=False)
-class LabelCosts:
-    """Label costs of a flow at one step, in units of the cost."""
-
-    xy: Tensor  # (Vx, Vy) float64
-    xx: Tensor  # (Vx, Vx)
-    yy: Tensor  # (Vy, Vy)
 
 
 @dataclass
@@ -112,7 +104,7 @@ class Terms:
     def begin(
         self,
         source: Tensor,  # (n, d) where the points begin, in the dtype they were given in
-        costs: LabelCosts,
+        costs: LabelCost,  # in units of the cost
     ) -> None:
         """Choose grid and eps, and solve the target's self term."""
         self.set_grid(Grid.of(source, self.target, self.settings.slices))
@@ -142,7 +134,7 @@ class Terms:
     def evaluate(
         self,
         points: Tensor,  # (n, d)
-        costs: LabelCosts,
+        costs: LabelCost,  # in units of the cost
         laps: Laps,
         *,
         gradient: bool,
