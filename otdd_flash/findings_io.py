@@ -110,13 +110,17 @@ def finding_json(result: MatrixResult | Ranking | Explanation | Values) -> dict[
 def _shorten_explanation(result: Explanation, out: dict[str, Any]) -> None:
     out["value"]["distance"] = result.value.distance
     for side in ("source", "target"):
-        score, cost = getattr(result, f"{side}_foreign"), getattr(result, f"{side}_cost")
-        del out[f"{side}_foreign"], out[f"{side}_cost"]
+        score, cost, numbers = (
+            getattr(result, f"{side}_{name}") for name in ("foreign", "cost", "rows")
+        )
+        del out[f"{side}_foreign"], out[f"{side}_cost"], out[f"{side}_rows"]
+        for pair in out["pairs"]:
+            pair[side] = int(numbers[pair[side]])
         near, far = extremes(score, IN_JSON)
         for key, rows in (("nearest", near), ("most_foreign", far)):
             listed = [
-                {"row": row, "foreign": float(score[row]), "cost": float(cost[row])}
-                for row in rows.tolist()
+                {"row": int(numbers[k]), "foreign": float(score[k]), "cost": float(cost[k])}
+                for k in rows.tolist()
             ]
             out[f"{side}_{key}"] = plain(listed)
     for name in ("cross", "source_self", "target_self", "split"):

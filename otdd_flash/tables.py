@@ -68,10 +68,17 @@ def _drawn(datasets: Iterable[DatasetSummary]) -> list[tuple[str, str]]:
     return [("sampled", f"{name}: {text}") for name, text in dict.fromkeys(found) if text]
 
 
-def _row_numbers(datasets: Sequence[DatasetSummary]) -> list[tuple[str, str]]:
-    """Say what row numbers count where a dataset was drawn from."""
-    drawn = any(sampled(dataset.provenance) for dataset in datasets)
-    return [("rows", "count the samples that were drawn, from 0")] * drawn
+def _whole_rows(datasets: Iterable[tuple[DatasetSummary, Tensor]]) -> list[tuple[str, str]]:
+    """Say what row numbers count where samples were left out."""
+    names = [
+        clipped(dataset.name, NAME)
+        for dataset, rows in datasets
+        if not torch.equal(rows, torch.arange(len(rows)))
+    ]
+    return [
+        ("rows", f"count all samples of {name}, drawn or not, from 0")
+        for name in dict.fromkeys(names)
+    ]
 
 
 def _floors(names: Sequence[str], floors: Sequence[NoiseFloor]) -> list[tuple[str, str]]:
@@ -164,9 +171,9 @@ def explanation_text(result: Explanation) -> str:
     if result.pairs:
         body = [
             [
-                str(pair.source),
+                str(int(result.source_rows[pair.source])),
                 clipped(source[pair.source_class], NAME),
-                str(pair.target),
+                str(int(result.target_rows[pair.target])),
                 clipped(target[pair.target_class], NAME),
                 f"{pair.cost:.5g}",
                 f"{pair.share:.2%}",
@@ -176,14 +183,17 @@ def explanation_text(result: Explanation) -> str:
         head = ["source row", "class", "target row", "class", "cost", "of <P, C>"]
         parts.append(grid(head, body))
     rows = []
-    for name, score in (("source", result.source_foreign), ("target", result.target_foreign)):
-        near, far = extremes(score, 5)
-        rows.append((f"{name}", f"nearest rows {_listed(near)}; most foreign {_listed(far)}"))
+    for name, score, numbers in (
+        ("source", result.source_foreign, result.source_rows),
+        ("target", result.target_foreign, result.target_rows),
+    ):
+        near, far = (_listed(numbers[found]) for found in extremes(score, 5))
+        rows.append((name, f"nearest rows {near}; most foreign {far}"))
     rows += [
         _ended([result.value.marginal_error], result.value.converged, result.settings),
         *_asked(result.settings, result.epsilon, "the mean cost"),
         *_drawn([result.source, result.target]),
-        *_row_numbers([result.source, result.target]),
+        *_whole_rows([(result.source, result.source_rows), (result.target, result.target_rows)]),
         *_last(result.seconds, result.device, result.notes),
     ]
     return "\n\n".join([*parts, _rows(rows)])
@@ -254,18 +264,10 @@ def values_text(result: Values) -> str:
         _ended([result.marginal_error], result.converged, result.settings),
         *_asked(result.settings, result.epsilon, "the mean cost"),
         *_drawn([result.source, result.target]),
-        *_whole_rows(result),
+        *_whole_rows([(result.source, result.rows)]),
         *_last(result.seconds, result.device, result.notes),
     ]
     return "\n\n".join([*parts, _rows(rows)])
-
-
-def _whole_rows(result: Values) -> list[tuple[str, str]]:
-    """Say what row numbers count where samples were left out."""
-    if torch.equal(result.rows, torch.arange(len(result.rows))):
-        return []
-    name = clipped(result.source.name, NAME)
-    return [("rows", f"count all samples of {name}, drawn or not, from 0")]
 
 
 def _class_name(result: Values, row: int, names: Sequence[str]) -> str:

@@ -133,9 +133,10 @@ def test_an_explanation_says_what_each_term_is_made_of(tmp_path):
     # the samples that are most foreign, and who pays
     (foreign,) = (t for t in tables if "<caption>Samples of the source" in t)
     rows = [int(float(v)) for v in re.findall(r'data-value="([^"]*)"', foreign)[::2]]
-    assert rows[:8] == result.source_foreign.argsort()[:8].tolist()
-    assert rows[8] == int(result.source_foreign.argmax())
-    assert data[0].class_names[int(data[0].labels[rows[8]])] in foreign
+    assert rows[:8] == result.source_rows[result.source_foreign.argsort()[:8]].tolist()
+    far = int(result.source_foreign.argmax())
+    assert rows[8] == int(result.source_rows[far])
+    assert data[0].class_names[int(data[0].labels[far])] in foreign
     (pairs,) = (t for t in tables if "<caption>Sample pairs" in t)
     assert pairs.count('<th scope="row">') == 5
     with pytest.raises(DataError, match=r"two: 40 samples, the result is of 60 of mnist"):

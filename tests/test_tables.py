@@ -94,10 +94,27 @@ def test_values_as_text_json_and_csv(tmp_path):
 def test_row_numbers_of_a_draw_say_what_they_count():
     whole, drawn = named(0, "a"), sample(named(1, "b"), 9, 0)
     explained = explanation_text(otdd.explain(drawn, whole, SETTINGS))
-    assert "rows         count the samples that were drawn, from 0" in explained
+    assert "rows         count all samples of b, drawn or not, from 0" in explained
     valued = values_text(otdd.value(drawn, whole, SETTINGS))
     assert "rows         count all samples of b, drawn or not, from 0" in valued
     assert "drawn or not" not in values_text(otdd.value(whole, drawn, SETTINGS))
+
+
+def test_explanations_number_samples_by_their_rows_in_the_whole_dataset():
+    whole = named(1, "b")
+    drawn = sample(whole, 9, 0)
+    found = otdd.explain(drawn, named(0, "a"), SETTINGS)
+    assert found.source_rows.equal(drawn.rows) and not drawn.rows.equal(torch.arange(9))
+    data = finding_json(found)
+    far = data["source_most_foreign"][0]["row"]
+    assert far == int(drawn.rows[int(found.source_foreign.argmax())])
+    assert data["pairs"][0]["source"] == int(drawn.rows[found.pairs[0].source])
+    assert data["pairs"][0]["target"] == found.pairs[0].target
+    text = explanation_text(found)
+    assert f"most foreign {far}, " in text
+    first = next(line for line in text.splitlines() if "source row" in line)
+    row = text.splitlines()[text.splitlines().index(first) + 1].split()
+    assert row[0] == str(data["pairs"][0]["source"])
 
 
 def test_names_above_a_matrix_have_room_where_there_are_few():

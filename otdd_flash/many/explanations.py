@@ -128,6 +128,8 @@ def explain_steps(
         target_cost=paid.columns,
         source_foreign=foreign[0],
         target_foreign=foreign[1],
+        source_rows=src.rows,
+        target_rows=tgt.rows,
         settings=settings,
         seconds=clock.total(),
         device=device_name(device),

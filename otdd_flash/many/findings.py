@@ -128,7 +128,7 @@ class CostSplit:
 class SamplePair:
     """A source and a target sample between which mass moves."""
 
-    source: int  # row of the source dataset
+    source: int  # sample of the source dataset that was given, from 0
     target: int
     source_class: int
     target_class: int
@@ -165,6 +165,8 @@ class Explanation(Finding):
     target_cost: Tensor  # (m,) NaN too where an unconverged plan brings nothing
     source_foreign: Tensor  # (n,) float64, NaN without weight
     target_foreign: Tensor  # (m,)
+    source_rows: Tensor  # (n,) int64 rows of the dataset that the source's samples were drawn from
+    target_rows: Tensor  # (m,)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -50,11 +50,11 @@ def explanation_page(
     if src is not None and tgt is not None and is_image(src) and is_image(tgt):
         images = (src, tgt)
     _sample_pairs(page, result, images)
-    for role, data, summary, foreign in (
-        ("source", src, source, result.source_foreign),
-        ("target", tgt, target, result.target_foreign),
+    for role, data, summary, foreign, numbers in (
+        ("source", src, source, result.source_foreign, result.source_rows),
+        ("target", tgt, target, result.target_foreign, result.target_rows),
     ):
-        _extremes(page, (role, summary), data, images is not None, foreign)
+        _extremes(page, (role, summary), data, images is not None, (foreign, numbers))
     page.heading("Datasets")
     datasets_table(page, (("source", source), ("target", target)))
     page.heading("Evidence")
@@ -147,7 +147,9 @@ def _sample_pairs(
         (
             result.source.class_names[pair.source_class],
             result.target.class_names[pair.target_class],
-            *(pair.source, pair.target, pair.mass, pair.cost, 100 * pair.share),
+            int(result.source_rows[pair.source]),
+            int(result.target_rows[pair.target]),
+            *(pair.mass, pair.cost, 100 * pair.share),
         )
         for pair in result.pairs
     ]
@@ -173,10 +175,11 @@ def _extremes(
     side: tuple[str, DatasetSummary],  # source or target
     data: LabelledDataset | None,
     images: bool,  # whether its samples are shown
-    foreign: Tensor,  # (n,) higher: more foreign
+    samples: tuple[Tensor, Tensor],  # (n,) higher: more foreign; (n,) rows of the whole dataset
 ) -> None:
     """Add the samples that are nearest to the other dataset, and those most foreign to it."""
     role, name = side[0], side[1].name
+    foreign, numbers = samples
     ends = dict(zip(("nearest", "most foreign"), extremes(foreign, EXTREMES), strict=True))
     if data is not None and images:
         page.strip(
@@ -197,7 +200,7 @@ def _extremes(
         (
             f"{kind} {k + 1}",
             None if data is None else data.class_names[int(data.labels[row])],
-            row,
+            int(numbers[row]),
             float(foreign[row]),
         )
         for kind, chosen in ends.items()
