@@ -263,7 +263,8 @@ def _result(
         quantization_error=quantization_bound(transport.upper, divergence.moved),
         seconds=clock.total(),
         peak_memory_bytes=_peak_memory(device),
-        device=f"{device_name(device)} ({divergence.backend})",
+        # a CPU is named by both
+        device=f"{device_name(device)} ({divergence.backend.removeprefix('cpu, ')})",
         settings=settings,
         versions=versions(),
         notes=tuple(notes),

@@ -73,7 +73,11 @@ def conventions(settings: OTDDSettings) -> str:
     cost = " + ".join(terms)
     if settings.cost_scale != 1:
         cost = f"{settings.cost_scale:g} ({cost})"
-    points = {"none": "", "unit": "; points in [0, 1]", "mnist": "; points standardised"}
+    points = {
+        "none": "; points as they are",
+        "unit": "; points in [0, 1]",
+        "mnist": "; points standardised",
+    }
     return f"C = {cost}{points[settings.normalize]}; eps in units of C"
 
 

@@ -143,7 +143,8 @@ def test_the_table_of_odd_results():
 
 
 def test_conventions_follow_the_settings():
-    assert conventions(OTDDSettings()).startswith("C = ||x - y||^2 + W2[lx, ly]; eps")
+    plain = "C = ||x - y||^2 + W2[lx, ly]; points as they are; eps in units of C"
+    assert conventions(OTDDSettings()) == plain
     text = conventions(OTDDSettings(convention="microsoft", lambda_y=0, normalize="unit"))
     assert text.startswith("C = 0.5 (||x - y||^2); points in [0, 1]")
     assert "2 W2 (diagonal)" in conventions(OTDDSettings(lambda_y=2, label_distance="diagonal"))
