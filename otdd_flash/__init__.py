@@ -142,7 +142,7 @@ _HOME = {
     "SamplesLoss": "losses.samples_loss",
     "LabelledDataset": "types",
     "OTDDResult": "types",
-    "OTDDSettings": "types",
+    "OTDDSettings": "settings",
     "Progress": "types",
     "Transport": "types",
     "value": "many.valuation",

@@ -300,8 +300,8 @@ class OTDDResult(Brief):
     notes: tuple[str, ...] = ()
     interval: Interval | None = None  # of the squared distance, where a bootstrap was asked for
     noise_floor: tuple[NoiseFloor, ...] = ()  # of source and target, where asked for
-    # a `plan.Plan`, which streams; None in a result that was loaded from a file: files keep the
-    # fields that are compared
+    # a `solver.plan.Plan`, which streams; None in a result that was loaded from a file: files keep
+    # the fields that are compared
     plan: Any = field(default=None, repr=False, compare=False)
     # S as a function of the samples, () float64, from distance(..., differentiable=True)
     loss: Tensor | None = field(default=None, repr=False, compare=False)

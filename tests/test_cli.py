@@ -146,6 +146,16 @@ def test_dir_lists_what_is_for_users():
     assert not {"TYPE_CHECKING", "import_module", "_HOME"} & set(dir(otdd_flash))
 
 
+def test_public_names_come_from_where_they_are_defined():
+    for name, home in otdd_flash._HOME.items():
+        # classes and functions know their module; a package passes on what its modules define
+        defined, told = getattr(otdd_flash, name).__module__, f"otdd_flash.{home}"
+        if hasattr(sys.modules[told], "__path__"):
+            assert defined.startswith(f"{told}."), name
+        else:
+            assert defined == told, name
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["compute", "--help"], ["compute", "a"]])
 def test_help_and_usage_errors_do_not_wait_for_torch(arguments):
     code = (

@@ -110,14 +110,14 @@ def edges():
                 yield here, there, f"{path.relative_to(TOP)}:{line} imports {target}"
 
 
-def test_every_module_has_a_floor():
+def test_floors_name_every_part_and_no_other():
     named = {name for floor in FLOORS for name in floor}
-    missing = set()
+    there = set()
     for path, root in sources():
-        two = ".".join(module_of(path, root).split(".")[:2])
-        if two.split(".")[0] == "otdd_flash" and two not in named:
-            missing.add(two)
-    assert not missing, f"add to FLOORS in {Path(__file__).name}: {sorted(missing)}"
+        package, *inside = module_of(path, root).split(".")
+        there.add(f"{package}.{inside[0]}" if package == "otdd_flash" and inside else package)
+    assert there - named == set(), "add them to FLOORS"
+    assert named - there == set(), "take them out of FLOORS"
 
 
 def test_imports_go_down():
@@ -128,13 +128,14 @@ def test_imports_go_down():
 def test_the_layout_in_contributing_is_the_order_of_imports():
     text = (TOP / "CONTRIBUTING.md").read_text("utf-8")
     lines = text.split("```\nkernels/")[1].split("\nscripts/")[0].splitlines()
-    place = {"otdd_flash_kernels": 0, "otdd_flash_data": 1}
+    place = {"otdd_flash.__main__": len(lines)}
     for k, line in enumerate(lines):
         for name in re.findall(r"(\w+)(?:\.py|/ )", line):
-            place["otdd_flash" if name == "__init__" else f"otdd_flash.{name}"] = k
-    place["otdd_flash.__main__"] = len(lines)
+            inside = "otdd_flash" if name == "__init__" else f"otdd_flash.{name}"
+            place[name if name in PACKAGES else inside] = k
     named = {name for floor in FLOORS for name in floor}
-    assert not named - set(place), f"add to CONTRIBUTING.md: {sorted(named - set(place))}"
+    assert named - set(place) == set(), "add them to CONTRIBUTING.md"
+    assert set(place) - named == set(), "take them out of CONTRIBUTING.md"
     wrong = [where for here, there, where in edges() if place[there] > place[here]]
     assert not wrong, "\n".join(wrong)
 
@@ -142,6 +143,25 @@ def test_the_layout_in_contributing_is_the_order_of_imports():
 def test_kernels_and_data_know_nothing_of_each_other():
     wrong = [w for here, there, w in edges() if floor_of(here) == floor_of(there) == 0]
     assert not wrong, "\n".join(wrong)
+
+
+def circle_in(below: dict[str, set[str]]) -> list[str]:
+    """Return modules of which each imports the next and the last the first, [] if there are none.
+
+    ``below`` holds what each module imports.
+    """
+    done: set[str] = set()
+
+    def walk(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        done.add(module)
+        found = (walk(other, [*path, module]) for other in sorted(below.get(module, ())))
+        return next(filter(None, found), [])
+
+    return next(filter(None, (walk(module, []) for module in sorted(below))), [])
 
 
 def test_no_circles_between_modules():
@@ -155,17 +175,20 @@ def test_no_circles_between_modules():
             # the public API imports the others, but late
             if there in modules and there != module and "otdd_flash" not in (module, there):
                 below.setdefault(module, set()).add(there)
-    done = set()
+    assert circle_in(below) == []
 
-    def walk(module, path):
-        assert module not in path, f"a circle: {' -> '.join([*path, module])}"
-        if module not in done:
-            for other in sorted(below.get(module, ())):
-                walk(other, [*path, module])
-            done.add(module)
 
-    for module in sorted(below):
-        walk(module, [])
+@pytest.mark.parametrize(
+    ("below", "expected"),
+    [
+        ({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}}, []),
+        ({"a": {"b"}, "b": {"a"}}, ["a", "b"]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}, ["b", "c", "d"]),
+        ({"a": {"b"}, "c": {"a", "d"}, "d": {"c"}}, ["c", "d"]),
+    ],
+)
+def test_circles_are_found(below, expected):
+    assert circle_in(below) == expected
 
 
 def test_only_the_command_shows_things():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from clouds import KINDS, pair_of, points, squared_distances, unlabelled
@@ -135,6 +137,17 @@ def test_stored_points_are_at_distance_zero_of_themselves(kind, slices):
         c = cost(quantize(x, y, slices=slices))
         assert float(c.diagonal().abs().max()) == 0
         assert torch.equal(c, c.mT)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_norms_of_digits_are_exact(slices, monkeypatch):
+    # three rows at a time, the last two alone
+    monkeypatch.setattr(module, "DIGIT_ENTRIES", 3 * 784)
+    x = points("fp64", 11, 784, 9)
+    for cloud in quantize(x, x.flip(1), slices=slices):
+        # sums of squares are whole numbers far below 2^53, and a root is rounded once
+        squares = cloud.data.long().square().sum(2).amax(1).tolist()
+        assert cloud.slice_norms == [math.sqrt(square) for square in squares]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 # float64 entries of one chunk: 16 MB
 CHUNK_ENTRIES = 1 << 21
-# digits squared at a time: 16 MB of float32, and 32 of their sums
+# digits squared at a time: 16 MB of float32, and 32 where they are summed
 DIGIT_ENTRIES = 1 << 22
 # grids on which float data often lie: integers, and 8-bit pixels divided by 255
 KNOWN_STEPS = (1.0, 1.0 / 255.0)

@@ -1,1 +1,1 @@
-"""Second derivatives, streamed, and minima found with them."""
+"""Second derivatives, streamed, and minima and saddles found with them."""

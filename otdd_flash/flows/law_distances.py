@@ -130,7 +130,7 @@ class LawDistances:
         inner = mass.new_zeros(kept["root_xx"].shape) if inner_mass is None else inner_mass
         kept["mass_xy"], kept["mass_xx"] = mass, inner
         hidden = [(kept[f"mass_{name}"] * kept[f"width_{name}"]).sum() for name in BLOCKS]
-        # the self term counts half
+        # the self term counts half and is taken off: what both hide does not add up
         return max(float(hidden[0]), float(hidden[1]) / 2)
 
     def walked(

@@ -7,7 +7,7 @@ the samples add
     \frac{dS}{dx_i} \ni \lambda_y \sum_{ck} M_{ck} \frac{dW_2[c, k]}{dx_i}
     - \frac{\lambda_y}{2} \sum_{cc'} N_{cc'} \frac{dW_2[c, c']}{dx_i}
 
-by the gradient of `attached`; in the second sum both laws move.
+by the gradient of `laws.attached`; in the second sum both laws move.
 
 Source: Alvarez-Melis and Fusi 2021, section 4.
 """
@@ -30,7 +30,7 @@ from otdd_flash.laws.gaussians import ClassLaws, class_laws
 from otdd_flash.laws.law_pulls import law_pull
 from otdd_flash.prepared import Prepared
 
-# of the names of their tensors in a checkpoint
+# beginning of the names that tensors of `LawDistances` have in a checkpoint
 DISTANCES = "laws_"
 
 

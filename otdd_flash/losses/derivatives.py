@@ -8,7 +8,7 @@ Each is the derivative of the one before. The product is linear in its direction
 that it is its own derivative there; what is not known (second derivatives in weights and label
 costs, third ones) refuses when it is asked for, and is never taken for zero.
 
-Source: hessian_term.py for the products.
+Source: `curvature.hessian_term` for the products.
 """
 
 from __future__ import annotations

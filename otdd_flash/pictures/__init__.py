@@ -1,1 +1,1 @@
-"""Results as pictures."""
+"""Datasets and results as pictures."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from otdd_flash.cost import Problem, Side, make_problem
 from otdd_flash.errors import DataError, SettingsError
-from otdd_flash.ops import CostOperator
+from otdd_flash.operators import CostOperator
 from otdd_flash.settings import OTDDSettings, parse_epsilon
 from otdd_flash.solver.matching import Matching, match
 from otdd_flash.solver.sinkhorn import HIDDEN, LARGEST_ERROR, hidden_error
