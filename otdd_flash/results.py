@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.archive import plain, read_archive, write_archive
+from otdd_flash.checks import shown
+from otdd_flash.errors import DataError
 from otdd_flash.many.findings import Explanation, MatrixResult, Ranking, Values
 from otdd_flash.settings import OTDDSettings
 from otdd_flash.types import Interval, NoiseFloor, OTDDResult
@@ -47,9 +49,15 @@ def save(result: Any, path: str | Path) -> None:
     ``header``.
 
     Raises:
+        DataError: no result of these kinds, such as a step of a flow.
         OSError: the file cannot be written; what was there before stays.
     """
-    kind = next(name for name, made in KINDS.items() if isinstance(result, made))
+    kind = next((name for name, made in KINDS.items() if isinstance(result, made)), None)
+    if kind is None:
+        raise DataError(
+            f"{shown(result)} arrived, expected a result of distance, matrix, explain, value or "
+            "rank; flows are kept by `otdd flow --out`"
+        )
     write_archive(result, kind, path)
 
 

@@ -58,6 +58,13 @@ def test_a_saved_result_comes_back_the_same(tmp_path):
     assert os.listdir(tmp_path) == ["r.npz"]
 
 
+def test_what_is_no_result_is_not_saved(tmp_path):
+    for thing in (None, torch.zeros(2), OTDDSettings()):
+        with pytest.raises(DataError, match="arrived, expected a result of distance, matrix"):
+            save(thing, tmp_path / "r.npz")
+    assert not os.listdir(tmp_path)
+
+
 def test_a_result_file_needs_no_pickle(tmp_path):
     save(fake_result(), tmp_path / "r.npz")
     with np.load(tmp_path / "r.npz", allow_pickle=False) as archive:
