@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -23,7 +24,7 @@ from otdd_flash.cli import main, progress
 from otdd_flash.cli.announce import duration
 from otdd_flash.cli.compute import compute
 from otdd_flash.cli.params import Device, MemorySize
-from otdd_flash.datasets import LoadSettings
+from otdd_flash.datasets import LoadSettings, loading
 from otdd_flash.errors import ConvergenceWarning, DataError
 from otdd_flash.results import load_result
 from otdd_flash.settings import OTDDSettings
@@ -313,6 +314,26 @@ def test_options_of_samples_reach_the_loader(computed):
     refused(run("a", "b", "--image-size", "0"), "image_size is (0, 0), expected a side such as 32")
     refused(run("a", "b", "--labels", "kmeans"), "labels is 'kmeans', expected given, none, kme")
     assert len(computed.loads) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_gpu_starts_beside_the_reading_only_where_threads_bear_it(computed, monkeypatch, threads):
+    begun, together = threading.Event(), []
+    load = sys.modules["otdd_flash.datasets"].load_steps
+
+    def load_steps(*arguments):
+        begun.set()
+        return load(*arguments)
+
+    def warm_up(device):
+        # to its end before the reading, which would begin in far less than this
+        together.append(begun.wait(0.3 if threads == 1 else 60))
+
+    monkeypatch.setattr(loading, "THREADS", threads)
+    monkeypatch.setattr(sys.modules["otdd_flash.datasets"], "load_steps", load_steps)
+    monkeypatch.setattr(sys.modules["otdd_flash.ahead"], "warm_up", warm_up)
+    assert run("a", "b").exit_code == 0
+    assert together == [threads > 1]
 
 
 def test_files_are_written(computed, tmp_path):
