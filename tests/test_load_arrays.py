@@ -30,6 +30,22 @@ def write(path, **arrays):
     return path
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
+def test_weights_beside_points_are_taken_or_told(tmp_path, suffix):
+    weights = np.arange(len(X)) / np.arange(len(X)).sum()
+    dataset = load(write(tmp_path / f"a{suffix}", x=X, y=Y, weights=weights))
+    assert torch.allclose(dataset.weights, torch.from_numpy(weights), rtol=1e-15)
+    assert announced(dataset) == "weights are 'weights'"
+    even = load(write(tmp_path / f"b{suffix}", x=X, y=Y, weights=np.full(len(X), 1 / len(X))))
+    assert (even.weights == 1 / len(X)).all() and not announced(even)
+    for other, why in ((weights * 2, "weights sum to 2"), (X, "weights have shape")):
+        told = load(write(tmp_path / f"c{suffix}", x=X, y=Y, weights=other))
+        assert (told.weights == 1 / len(X)).all()
+        assert announced(told).startswith(f"'weights' left out: {why}")
+    alone = load(write(tmp_path / f"d{suffix}", x=X, weights=weights), labels="none")
+    assert alone.classes == 1 and torch.equal(alone.weights, dataset.weights)
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt", ".pth"])
 @pytest.mark.parametrize("names", [("points", "labels"), ("x", "y"), ("data", "target")])
 def test_points_and_labels_are_found_by_their_usual_names(tmp_path, suffix, names):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from otdd_flash.checks import dense_points
+from otdd_flash.checks import check_weights, dense_points
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
-from otdd_flash.errors import DataError, LabelError
+from otdd_flash.errors import DataError, LabelError, WeightError
 from otdd_flash.labels import label_array
 from otdd_flash.samples import Arrays
 from otdd_flash.types import check_sample_shape
@@ -20,6 +20,7 @@ from otdd_flash.types import check_sample_shape
 # names of arrays that are understood, the best first; `x_train` and `train_x` are found too
 POINTS = ("points", "x", "data", "images", "features", "embeddings", "inputs", "samples")
 LABELS = ("labels", "y", "label", "targets", "target", "classes")
+WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ def raw_arrays(
     class_names = archive.header.get("class_names")
     if class_names is None and "class_names" in archive.names:
         class_names = [str(v) for v in np.asarray(archive.read("class_names")).tolist()]
+    weights = None
+    if WEIGHTS in archive.names and WEIGHTS not in (points_name, labels_name):
+        weights = _weights(archive.read(WEIGHTS), len(points), name, said)
     made = archive.header.get("provenance", {})
     origin = {"made from": made, "space": made.get("space")} if made else {}
     return RawDataset(
@@ -62,7 +66,26 @@ def raw_arrays(
         None if class_names is None else tuple(class_names),
         {**provenance, "features": points_name, "label": labels_name, **origin},
         tuple(said),
+        weights,
     )
+
+
+def _weights(
+    values: Any,
+    n: int,  # samples
+    name: str,
+    said: list[str],  # what to announce, added to
+) -> Tensor | None:  # (n,) float64; None: uniform
+    """Return the weights beside the points; what are no weights of theirs is told and left out."""
+    try:
+        weights = check_weights(values, n, name)
+    except WeightError as error:
+        said.append(f"{WEIGHTS!r} left out: {str(error).removeprefix(f'{name}: ')}")
+        return None
+    if bool((weights == weights[0]).all()):
+        return None
+    said.append(f"weights are {WEIGHTS!r}")
+    return weights
 
 
 def _chosen(
@@ -84,7 +107,7 @@ def _chosen(
             points_name = many[0] if len(many) == 1 else None
         if points_name is not None and labels_name is None and label is None:
             n = shapes[points_name][:1]
-            lists = [key for key, shape in shapes.items() if shape == n]
+            lists = [key for key, shape in shapes.items() if shape == n and key != WEIGHTS]
             labels_name = lists[0] if len(lists) == 1 else None
         if labels_name is not None:
             said.append(f"points are {points_name!r}, labels {labels_name!r}, told by their shapes")
