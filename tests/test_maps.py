@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from fakes import fake_images
+from fakes import fake_images, fake_result
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from PIL import Image
@@ -18,6 +18,7 @@ from otdd_flash import LabelledDataset, OTDDSettings
 from otdd_flash.many.findings import extremes
 from otdd_flash.pictures.maps import plot_map, plot_matrix, plot_ranking, plot_tree
 from otdd_flash.pictures.naming import name_points
+from otdd_flash.pictures.plots import plot_result
 from otdd_flash.pictures.portraits import plot_explanation, plot_values
 
 SETTINGS = OTDDSettings(epsilon="5%", device="cpu")
@@ -159,3 +160,14 @@ def test_extremes_leave_out_what_has_no_score():
     near, far = extremes(score, 2)
     assert near.tolist() == [2, 3] and far.tolist() == [0, 3]
     assert extremes(score, 9)[0].tolist() == [2, 3, 0]
+
+
+def test_results_of_another_kind_are_not_drawn(tmp_path, small):
+    path = tmp_path / "x.png"
+    for draw in (plot_ranking, plot_result, plot_explanation, plot_values):
+        with pytest.raises(otdd.DataError, match=r"MatrixResult\(.* arrived, expected "):
+            draw(small[1], path)
+    for draw in (plot_matrix, plot_map, plot_tree):
+        with pytest.raises(otdd.DataError, match=r"OTDDResult\(.* arrived, expected MatrixResult"):
+            draw(fake_result(), path)
+    assert not path.exists()

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from otdd_flash.errors import SettingsError
+from otdd_flash.checks import shown
+from otdd_flash.errors import DataError, SettingsError
 from otdd_flash.files import written_whole
 from otdd_flash.pictures.png import ON_LIGHT, write_png
 from otdd_flash.results import printable
@@ -39,6 +40,22 @@ OTHER_SCRIPTS = (
 )
 # the luminance of a ground on which black and white are read equally well
 HALFWAY = 0.18
+
+
+def check_kind(
+    result: Any,
+    kind: type,  # what the picture is of
+) -> None:
+    """Refuse to draw a result of another kind.
+
+    Raises:
+        DataError: naming both.
+    """
+    if not isinstance(result, kind):
+        raise DataError(
+            f"{shown(result)} arrived, expected {kind.__name__}; each kind of result has its own "
+            "picture"
+        )
 
 
 def drawn(

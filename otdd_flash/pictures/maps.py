@@ -12,6 +12,7 @@ from otdd_flash.many.findings import MatrixResult, RankedSource, Ranking
 from otdd_flash.many.matrices import linkage, positions
 from otdd_flash.pictures.figures import (
     array,
+    check_kind,
     drawn,
     faint_grid,
     heat_map,
@@ -28,8 +29,10 @@ def plot_matrix(result: MatrixResult, path_or_figure: str | Path | Figure) -> Fi
     """Draw the distances as a heat map, datasets in the order of their tree.
 
     Raises:
+        DataError: a result of another kind.
         OSError: the file cannot be written.
     """
+    check_kind(result, MatrixResult)
     side = 3.6 + 0.42 * min(len(result.names), 25)
     return drawn(lambda figure: _matrix(figure, result), path_or_figure, (side + 1.2, side))
 
@@ -61,8 +64,10 @@ def plot_map(result: MatrixResult, path_or_figure: str | Path | Figure) -> Figur
     """Draw the datasets in a plane in which they lie about as far apart as they are.
 
     Raises:
+        DataError: a result of another kind.
         OSError: the file cannot be written.
     """
+    check_kind(result, MatrixResult)
     return drawn(lambda figure: _map(figure, result), path_or_figure, (8.0, 6.4))
 
 
@@ -84,8 +89,10 @@ def plot_tree(result: MatrixResult, path_or_figure: str | Path | Figure) -> Figu
     """Draw the hierarchy of the datasets: a joint lies at the mean distance of what it joins.
 
     Raises:
+        DataError: a result of another kind.
         OSError: the file cannot be written.
     """
+    check_kind(result, MatrixResult)
     height = 1.6 + 0.3 * len(result.names)
     return drawn(lambda figure: _tree(figure, result), path_or_figure, (8.0, height))
 
@@ -116,8 +123,10 @@ def plot_ranking(result: Ranking, path_or_figure: str | Path | Figure) -> Figure
     """Draw the distances of the sources, against what was measured after transfer where known.
 
     Raises:
+        DataError: a result of another kind.
         OSError: the file cannot be written.
     """
+    check_kind(result, Ranking)
     if any(source.score is not None for source in result.sources):
         return drawn(lambda figure: _scored(figure, result), path_or_figure, (7.6, 5.6))
     height = 1.8 + 0.34 * len(result.sources)

@@ -10,7 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from otdd_flash.errors import DataError
-from otdd_flash.pictures.figures import array, drawn, heat_map, power_of_1000, short, unit_text
+from otdd_flash.pictures.figures import (
+    array,
+    check_kind,
+    drawn,
+    heat_map,
+    power_of_1000,
+    short,
+    unit_text,
+)
 from otdd_flash.pictures.png import COST_MAP, MASS_MAP, SOURCE_COLOUR, TARGET_COLOUR
 from otdd_flash.pictures.sheets import is_coloured, is_image, pair_sheet
 from otdd_flash.types import DatasetSummary, LabelledDataset, OTDDResult
@@ -34,9 +42,10 @@ def plot_result(
     not at all; a figure is drawn into and can be composed further.
 
     Raises:
-        DataError: datasets that the result is not of.
+        DataError: a result of another kind, datasets that the result is not of.
         OSError: the file cannot be written.
     """
+    check_kind(result, OTDDResult)
     coloured = is_coloured(src) or is_coloured(tgt)
     return drawn(lambda figure: _draw(figure, result, src, tgt), path_or_figure, SIZE, coloured)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from otdd_flash.many.findings import Explanation, Values, check_samples, extremes
 from otdd_flash.pictures.figures import (
     array,
+    check_kind,
     drawn,
     heat_map,
     name_ticks,
@@ -43,9 +44,10 @@ def plot_explanation(
     of either side.
 
     Raises:
-        DataError: datasets that the explanation is not of.
+        DataError: a result of another kind, datasets that the explanation is not of.
         OSError: the file cannot be written.
     """
+    check_kind(result, Explanation)
     check_samples(src, result.source)
     check_samples(tgt, result.target)
     shown = None
@@ -145,9 +147,10 @@ def plot_values(
     """Draw how values are spread, and of images the most foreign and those whose label fits least.
 
     Raises:
-        DataError: a dataset that the values are not of.
+        DataError: a result of another kind, a dataset that the values are not of.
         OSError: the file cannot be written.
     """
+    check_kind(result, Values)
     check_samples(src, result.source)
     shown = src if src is not None and is_image(src) else None
     size = (11.0, 3.6 if shown is None else 6.4)
