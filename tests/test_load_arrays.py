@@ -227,3 +227,10 @@ def test_files_are_read_side_by_side(tmp_path, monkeypatch, threads):
     assert together[-1] is together[0]
     with pytest.raises(DatasetNotFoundError, match="none.pt"):
         load_together([paths[0], tmp_path / "none.pt", paths[1]])
+
+
+def test_one_dataset_is_no_list_of_them(tmp_path):
+    path = write(tmp_path / "a.npz", x=X, y=Y)
+    for spec in (path, str(path)):
+        with pytest.raises(DataError, match="arrived, expected a list of datasets; load takes one"):
+            load_together(spec)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from otdd_flash.checks import shown
 from otdd_flash.datasets.files import SUFFIXES, read_path
 from otdd_flash.datasets.hub import PREFIX as HUB
 from otdd_flash.datasets.hub import read_hub
@@ -123,6 +124,8 @@ def load_together(
     Raises:
         OTDDError: as :func:`load`; a DataError for datasets that share no space, with a way out.
     """
+    if isinstance(specs, (str, Path)):
+        raise DataError(f"{shown(specs)} arrived, expected a list of datasets; load takes one")
     return finish(load_steps(specs, settings or LoadSettings()))
 
 
