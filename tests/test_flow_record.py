@@ -99,6 +99,21 @@ def test_the_table_tells_rounding_where_there_was_any(done):
     assert "rounded" not in table({**summary, "moved": 0.0})
 
 
+def test_the_table_tells_where_weights_are(tmp_path, done):
+    assert "weights" not in table(json.loads(done[1].stdout))
+    draw = np.random.default_rng(0)
+    weights = draw.random(12) + 0.5
+    arrays = {"x": draw.random((12, 3)), "y": np.arange(12) % 2, "weights": weights / weights.sum()}
+    np.savez(tmp_path / "a.npz", **arrays)
+    np.savez(tmp_path / "b.npz", x=draw.random((9, 3)), y=np.arange(9) % 2)
+    paths = tmp_path / "a.npz", tmp_path / "b.npz"
+    result = run(*paths, "--steps", "1", "--device", "cpu", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "weights     of the flowed set are in flowed.npz" in result.stdout
+    kept = np.load(tmp_path / "run" / "flowed.npz")["weights"]
+    np.testing.assert_allclose(kept, arrays["weights"], rtol=1e-12)
+
+
 def test_kept_steps_and_their_pictures(done):
     folder, _ = done
     steps = ("000000", "000004", "000006")

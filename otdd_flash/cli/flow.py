@@ -174,6 +174,10 @@ def table(summary: dict[str, Any]) -> str:
         ("epsilon", f"{summary['epsilon']:.5g}, the same at every step"),
         ("where", summary["backend"] + rounding),
     ]
+    if summary["weighted"]:
+        rows.append(
+            ("weights", "of the flowed set are in flowed.npz; idx and hugging-face hold none")
+        )
     lines = [f"{name:<12}{text}" for name, text in rows]
     body = [
         (

@@ -53,7 +53,10 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 
 
 def write_idx_pair(folder: Path, flowed: LabelledDataset) -> None:
-    """Write images and labels under the names that MNIST's have: uint8 points, or float32."""
+    """Write images and labels under the names that MNIST's have: uint8 points, or float32.
+
+    The format has no place for weights.
+    """
     folder.mkdir(exist_ok=True)
     write_idx(folder / IMAGES, _samples(flowed))
     labels = flowed.labels.cpu().numpy()
@@ -68,7 +71,8 @@ def _samples(flowed: LabelledDataset) -> np.ndarray:  # (n, *sample shape) uint8
 def write_hugging_face(folder: Path, flowed: LabelledDataset) -> None:
     """Write a folder that ``datasets.load_from_disk`` reads; a folder there before is replaced.
 
-    Columns: ``image`` for 8-bit images, ``features`` (d float32) for all else, and ``label``.
+    Columns: ``image`` for 8-bit images, ``features`` (d float32) for all else, and ``label``; no
+    weights, which readers would take for a feature.
     """
     import datasets
     from PIL import Image

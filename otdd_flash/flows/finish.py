@@ -125,6 +125,7 @@ def summarise(
         "marginal_error": last.marginal_error,
         "unconverged_steps": curve["converged"].count(0.0),
         "moved": last.moved,
+        "weighted": bool((flow.source.weights != flow.source.weights[0]).any()),
         # the largest of a step; at the last one all label costs are measured
         "label_error": max(curve["label_error"]),
         "backend": last.backend,
