@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import Margin
-from otdd_flash.laws.bures import CoupledCost, coupled_cost, mean_gaps
+from otdd_flash.laws.bures import CoupledCost, coupled_cost
 from otdd_flash.laws.gaussians import ClassLaws
 
 # class pairs of a smaller share of all mass are left out of the gradient, and their cost is bounded
@@ -76,8 +76,8 @@ class LawDistances:
         self._kept["path"] = laws.means.new_zeros(laws.classes)
         xy, xx = due or (None, None)
         return found._replace(
-            xy=self._block("xy", found.xy, mean_gaps(laws.means, self.target.means), xy),
-            xx=self._block("xx", found.xx, mean_gaps(laws.means, laws.means), xx),
+            xy=self._block("xy", found.xy, found.gaps[0], xy),
+            xx=self._block("xx", found.xx, found.gaps[1], xx),
         )
 
     def _block(

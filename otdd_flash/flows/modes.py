@@ -15,6 +15,7 @@ Source: Alvarez-Melis and Fusi 2021, section 4.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -144,19 +145,23 @@ class Attached(Features):
         self._laws: tuple[ClassLaws, Couplings] | None = None
         self._pull: Tensor | None = None  # (n, d) the label costs' part of the last gradient
 
+    @cached_property
+    def _inside_target(self) -> Tensor:  # (Vy, Vy), in units of the cost
+        target = self.scene.y.laws
+        return gaussian_w2(target, target) * self.scene.label_unit
+
     def costs(self, points: Tensor, renew: bool, last: bool) -> LabelCost:
         """Return the label costs of the laws at some points."""
-        scene, target = self.scene, self.scene.y.laws
+        scene = self.scene
         if scene.label_scale == 0:
             return super().costs(points, renew, last)
         # where the flow begins they are made before its first step
         if self._kept is None or ((renew or last) and self._laws is None):
             unit = scene.label_unit
-            yy = self._kept.yy if self._kept else gaussian_w2(target, target) * unit
             laws = scene.laws(points)
             found = self._distances.measure(laws, last)
             self._laws = laws, found.couplings
-            self._kept = LabelCost(found.xy * unit, found.xx * unit, yy)
+            self._kept = LabelCost(found.xy * unit, found.xx * unit, self._inside_target)
         return self._kept
 
     def wants_mass(self, renew: bool) -> bool:
@@ -214,9 +219,8 @@ class Attached(Features):
             {k.removeprefix(DISTANCES): t for k, t in tensors.items() if k.startswith(DISTANCES)}
         )
         if "label_pull" in tensors:
-            target = self.scene.y.laws
-            yy = gaussian_w2(target, target) * self.scene.label_unit
-            self._kept = LabelCost(tensors["label_xy"], tensors["label_xx"], yy)
+            blocks = tensors["label_xy"], tensors["label_xx"], self._inside_target
+            self._kept = LabelCost(*blocks)
             self._pull, self._hidden = tensors["label_pull"], float(tensors["label_hidden"])
 
 

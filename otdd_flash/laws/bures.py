@@ -46,6 +46,7 @@ class CoupledCost(NamedTuple):
     xy: Tensor  # (Vx, Vy) float64
     xx: Tensor  # (Vx, Vx) float64, symmetric, zero diagonal
     couplings: Couplings
+    gaps: tuple[Tensor, Tensor]  # of both, what the means contribute; of every pair
 
 
 def gaussian_w2(
@@ -128,10 +129,9 @@ def coupled_cost(
             all of them.
     """
     couplings = Couplings(floor, keep_limit)
-    xy, xx = _blocks(
-        (source, target), ((0, 1), (0, 0)), "auto", accuracy, memory_limit, couplings, due
-    )
-    return CoupledCost(xy, xx, couplings)
+    wanted = ((0, 1), (0, 0))
+    xy, xx = _parts((source, target), wanted, "auto", accuracy, memory_limit, couplings, due)
+    return CoupledCost(xy[0] + xy[1], xx[0] + xx[1], couplings, (xy[0], xx[0]))
 
 
 def usual_accuracy(source: ClassLaws, target: ClassLaws) -> float:
@@ -162,57 +162,71 @@ def _blocks(
     method: str,
     accuracy: float | None,
     memory_limit: int | None,
+) -> list[Tensor]:
+    parts = _parts(laws, wanted, method, accuracy, memory_limit)
+    return [gap.add_(part) for gap, part in parts]
+
+
+def _parts(
+    laws: tuple[ClassLaws, ClassLaws],
+    wanted: Sequence[tuple[int, int]],
+    method: str,
+    accuracy: float | None,
+    memory_limit: int | None,
     couplings: Couplings | None = None,
     due: Sequence[Tensor] | None = None,  # bool, of the shape of each block; None: all pairs
-) -> list[Tensor]:
+) -> list[tuple[Tensor, Tensor]]:
+    """Return what means and what covariances contribute to each block."""
     check_laws(laws)
     accuracy = usual_accuracy(*laws) if accuracy is None else accuracy
     check_choice("method", method, METHODS)
     if not 1e-12 <= accuracy <= 1e-2:
         raise SettingsError(f"accuracy is {accuracy!r}, expected a number from 1e-12 to 1e-2")
-    out = [mean_gaps(laws[i].means, laws[j].means) for i, j in wanted]
+    means = [_gaps(laws[i].means, laws[j].means) for i, j in wanted]
+    none = [(gap, gap.new_zeros(())) for gap in means]
     spreads = [law.variances for law in laws]
     if spreads[0] is not None and spreads[1] is not None:
         deviations = [s.sqrt() for s in spreads if s is not None]
-        gaps = [mean_gaps(deviations[i], deviations[j]) for i, j in wanted]
-        return [o + g for o, g in zip(out, gaps, strict=True)]
+        gaps = [_gaps(deviations[i], deviations[j]) for i, j in wanted]
+        return list(zip(means, gaps, strict=True))
     if laws[0].factors is None or laws[1].factors is None:
-        return out
+        return none
     factors, ids = _numbered([*laws[0].factors, *laws[1].factors])
     side = (ids[: laws[0].classes], ids[laws[0].classes :])
     if couplings is not None:
         couplings.name(side)
     if len(factors) == 1 and due is None:
         # of one sample each, say: laws that differ by their means alone
-        return out
+        return none
     codes = []
     for i, j in wanted:
         a, b = np.broadcast_arrays(side[i][:, None], side[j][None, :])
         codes.append(np.minimum(a, b) * len(factors) + np.maximum(a, b))
     every = np.concatenate([c.ravel() for c in codes])
-    chosen = np.ones(len(every), dtype=bool)
-    if due is not None:
-        chosen = torch.cat([d.flatten() for d in due]).cpu().numpy()
-    code, inverse = np.unique(every[chosen], return_inverse=True)
+    chosen = None if due is None else torch.cat([d.flatten() for d in due])
+    code, inverse = np.unique(
+        every if chosen is None else every[chosen.cpu().numpy()], return_inverse=True
+    )
     pairs = np.stack(np.divmod(code, len(factors)), axis=1)
     apart = pairs[:, 0] != pairs[:, 1]
-    values = out[0].new_zeros(len(pairs))
+    values = means[0].new_zeros(len(pairs))
     if apart.any():
         numbers = torch.from_numpy(pairs[apart])
-        if method == "polar" or (method == "auto" and out[0].device.type != "cpu"):
+        if method == "polar" or (method == "auto" and values.device.type != "cpu"):
             found = batched_pairs(factors, numbers, accuracy, memory_limit, couplings)
         else:
             found = svd_pairs(factors, numbers, couplings)
         values[torch.from_numpy(apart).to(values.device)] = found
-    each = values.new_full((len(every),), torch.nan)
-    each[torch.from_numpy(chosen).to(values.device)] = values[
-        torch.from_numpy(inverse.ravel()).to(values.device)
-    ]
+    each = values[torch.from_numpy(inverse.ravel()).to(values.device)]
+    if chosen is not None:
+        whole = values.new_full((len(every),), torch.nan)
+        whole[chosen.to(values.device)] = each
+        each = whole
     parts = each.split([c.size for c in codes])
-    return [o + part.view(o.shape) for o, part in zip(out, parts, strict=True)]
+    return [(gap, part.view(gap.shape)) for gap, part in zip(means, parts, strict=True)]
 
 
-def mean_gaps(x: Tensor, y: Tensor) -> Tensor:  # (V, d), (W, d) -> (V, W)
+def _gaps(x: Tensor, y: Tensor) -> Tensor:  # (V, d), (W, d) -> (V, W)
     """Squared distances from differences: exactly zero, without cancellation."""
     # on a CPU inside the cache
     step = max(1, (1 << (20 if y.device.type == "cpu" else 22)) // max(1, y.numel()))
