@@ -143,6 +143,13 @@ def check_weights(
     return masses if weights is None else masses / total
 
 
+def even(
+    weights: Tensor,  # (n,), n > 0
+) -> bool:
+    """Say whether all samples weigh the same."""
+    return bool((weights == weights[0]).all())
+
+
 def native_array(
     array: np.ndarray,  # of kind b, i, u or f
     name: str,

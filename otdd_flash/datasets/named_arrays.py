@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from otdd_flash.checks import check_weights, dense_points
+from otdd_flash.checks import check_weights, dense_points, even
 from otdd_flash.datasets.raw import RawDataset
 from otdd_flash.datasets.settings import LoadSettings
 from otdd_flash.errors import DataError, LabelError, WeightError
@@ -82,7 +82,7 @@ def _weights(
     except WeightError as error:
         said.append(f"{WEIGHTS!r} left out: {str(error).removeprefix(f'{name}: ')}")
         return None
-    if bool((weights == weights[0]).all()):
+    if even(weights):
         return None
     said.append(f"weights are {WEIGHTS!r}")
     return weights

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from otdd_flash.archive import plain
+from otdd_flash.checks import even
 from otdd_flash.files import written_whole
 from otdd_flash.flows import exports, pictures
 from otdd_flash.flows.record import COLUMNS, Kept, Record
@@ -125,7 +126,7 @@ def summarise(
         "marginal_error": last.marginal_error,
         "unconverged_steps": curve["converged"].count(0.0),
         "moved": last.moved,
-        "weighted": bool((flow.source.weights != flow.source.weights[0]).any()),
+        "weighted": not even(flow.source.weights),
         # the largest of a step; at the last one all label costs are measured
         "label_error": max(curve["label_error"]),
         "backend": last.backend,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.brief import Brief
-from otdd_flash.checks import shown
+from otdd_flash.checks import even, shown
 from otdd_flash.errors import SettingsError
 from otdd_flash.settings import (
     OTDDSettings,
@@ -243,7 +243,7 @@ class FlowState(Brief):
             points,
             self.labels,
             # uniform ones are made anew: dividing them by their sum would change a last bit
-            weights=None if bool((weights == weights[0]).all()) else weights,
+            weights=None if even(weights) else weights,
             name=name or f"{like.name} at step {self.step}",
             class_names=self.class_names,
             sample_shape=like.sample_shape,

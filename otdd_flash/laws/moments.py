@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import even
+
 # entries of the float64 copy of a chunk of samples: 64 MB, 10,000 images of 28 x 28
 CHUNK_ENTRIES = 1 << 23
 # rows whose products |v| <= 128 sum to at most 2^24: exact in float32
@@ -20,7 +22,7 @@ class ClassSample:
 
     def __init__(self, points: Tensor, rows: Tensor, weights: Tensor, device: torch.device) -> None:
         self.points, self.rows, self.device = points, rows, device
-        uniform = bool(rows.shape[0]) and bool((weights == weights[0]).all())
+        uniform = bool(rows.shape[0]) and even(weights)
         self.exact = uniform and points.dtype in (torch.uint8, torch.int8)
         self.mass = float(weights.sum())
         # weights of 1 keep integer sums integers; they are normalised by `total`
